@@ -1,0 +1,290 @@
+"""What to do now: outputs of the state machine. Imperative, frozen; the driver carries them out in order.
+
+An effect's end is the next event (named in each docstring). At most one job for the training thread is out at a
+time (`DEVICE_JOBS`), so the machine alone decides what the device does next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatState
+
+# --- seats ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSeats:
+    """-> RecordLearnt*, SeatsRead."""
+
+    seats: tuple[Seat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRecord:
+    """Sign and store our record. `claim` None: a new claim begins now. -> RecordPublished."""
+
+    seat: Seat
+    state: SeatState
+    claim: int | None
+    outer_step: int
+    data_next: int
+    checkpoint_step: int
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InitialiseState:
+    """Draw the stage's weights from the run seed. -> StateLoaded."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpoint:
+    """Load the newest complete local checkpoint. -> StateLoaded | StateUnavailable."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Fetch slow weights and momentum from one of the donors. -> StateLoaded | StateUnavailable."""
+
+    seat: Seat
+    donors: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Copy the state on the training thread, write it elsewhere. A device job until copied. -> CheckpointSaved."""
+
+    outer_step: int
+    inner_step: int
+    data_next: int
+    outcome: Outcome | None
+    partner: Seat | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Everything is saved and said: end the process. `code` is an `errors.ExitCode` value."""
+
+    reason: str
+    code: int = 0
+
+
+# --- micro-batches --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrawMicroBatch:
+    """Read micro-batch number `n` of our own data order. -> MicroBatchDrawn."""
+
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAdmitted:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBusy:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunForward:
+    """Device job. `count`: its gradient goes into the open step (False: computed and answered only).
+
+    On the last stage forward, loss and backward are one job. -> ForwardDone.
+    """
+
+    call: int
+    count: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CallNextStage:
+    """Send the activation to `peer`, holder of `seat`. -> HopAdmitted, GradientArrived | HopRefused | HopBroken."""
+
+    call: int
+    id: MicroBatchId
+    position: int
+    seat: Seat
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class CancelHop:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunBackward:
+    """Device job. `recompute`: the graph was dropped as late; run the forward again first. -> BackwardDone."""
+
+    call: int
+    count: bool = True
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DropGraph:
+    """Late: forget the autograd graph, keep the input. Device job (short), no event."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnGradient:
+    """Answer the hop with the input gradient; also remember it for replays."""
+
+    call: int
+    loss_sum: float
+    tokens: int
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetMicroBatch:
+    """Trained, dropped or answered: free every buffer. `answer_dropped`: the caller still waits, tell it."""
+
+    call: int
+    answer_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunInnerStep:
+    """Device job: divide the gradient sums by `tokens`, clip, AdamW at schedule position `position`. -> InnerStepDone."""
+
+    tokens: int
+    position: int
+    loss_sum: float
+    micro_batches: int
+
+
+# --- outer steps ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBoundary:
+    """Device job: freeze x = beta*Delta + gamma*phi, take the local step, encode x. -> BoundaryTaken."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendOffer:
+    """-> OfferAnswered."""
+
+    offer: Offer
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOffer:
+    ticket: int
+    answer: OfferAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenExchange:
+    """Keep a stream to the partner up, reopening it when lost, until CloseExchange. -> ExchangeOpened (each time)."""
+
+    outer_step: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SendExchange:
+    """Queue one protocol message on the stream for (peer, outer step); opened by either side."""
+
+    peer: PeerId
+    message: ExchangeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveTensor:
+    """The partner's BEGIN fits: make room for its tensor. -> TensorReceived | TensorDamaged."""
+
+    outer_step: int
+    peer: PeerId
+    tensor_bytes: int
+    tensor_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTensor:
+    """Stream our encoded x from `offset`, then END."""
+
+    outer_step: int
+    peer: PeerId
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTensor:
+    """Off the device lane's order but on its thread: check the partner's tensor, compute c. -> TensorVerified | TensorRefused."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddCorrection:
+    """Device job: add c to delta, phi and theta. -> CorrectionAdded."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropCorrection:
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseExchange:
+    """The outer step closed here: free x and the partner's tensor. The stream stays for late questions."""
+
+    outer_step: int
+    peer: PeerId | None
+    outcome: Outcome
+    reason: str
+
+
+Effect = (
+    ReadSeats
+    | PublishRecord
+    | InitialiseState
+    | LoadCheckpoint
+    | FetchState
+    | SaveCheckpoint
+    | Leave
+    | DrawMicroBatch
+    | AnswerAdmitted
+    | AnswerBusy
+    | RunForward
+    | CallNextStage
+    | CancelHop
+    | RunBackward
+    | DropGraph
+    | ReturnGradient
+    | ForgetMicroBatch
+    | RunInnerStep
+    | TakeBoundary
+    | SendOffer
+    | AnswerOffer
+    | OpenExchange
+    | SendExchange
+    | ReceiveTensor
+    | StreamTensor
+    | VerifyTensor
+    | AddCorrection
+    | DropCorrection
+    | CloseExchange
+)
+
+DEVICE_JOBS = (RunForward, RunBackward, RunInnerStep, TakeBoundary, AddCorrection, SaveCheckpoint)

@@ -1,0 +1,278 @@
+"""What happened: inputs of the state machine. Past tense, frozen, handles and sizes instead of tensors.
+
+`call` is a handle the driver draws for one micro-batch visit to this replica: own data and incoming hops alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, PeerId, Seat, SeatRecord
+
+# --- life -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The node's parts are up. `checkpoint_step` is the newest complete local checkpoint, if any, of `seat`."""
+
+    checkpoint_step: int | None = None
+    checkpoint_seat: Seat | None = None
+    has_initial_peers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """`Machine.next_deadline()` came."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """Weights are in place. `inner_step` counts this replica's optimizer steps since the last boundary."""
+
+    outer_step: int
+    inner_step: int
+    data_next: int
+    source: str  # seed | checkpoint | peer
+
+
+@dataclass(frozen=True, slots=True)
+class StateUnavailable:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    outer_step: int
+
+
+# --- seats ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLearnt:
+    """A verified record came from the DHT or on a call. `lives_s`: seconds until it expires by the local clock."""
+
+    record: SeatRecord
+    lives_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeatsRead:
+    """A look-up ended; what it found came as `RecordLearnt` just before. `reached`: at least one peer was met."""
+
+    seats: tuple[Seat, ...]
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPublished:
+    """Our own record was signed and stored. `confirmed`: some other node took it."""
+
+    record: SeatRecord
+    lives_s: float
+    confirmed: bool
+
+
+# --- micro-batches --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchDrawn:
+    """Stage 0: the next micro-batch of our own data is in host memory."""
+
+    call: int
+    n: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchArrived:
+    """A hop came in. `tokens` is counted here from the labels; `position` is the origin's schedule position."""
+
+    call: int
+    id: MicroBatchId
+    digest: bytes
+    tokens: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLost:
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardDone:
+    """Activation ready. On the last stage forward and backward are one job and `loss_sum` is set."""
+
+    call: int
+    finite: bool = True
+    loss_sum: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HopAdmitted:
+    call: int
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class HopRefused:
+    """BUSY: the candidate has no place now."""
+
+    call: int
+    seat: Seat
+
+
+@dataclass(frozen=True, slots=True)
+class HopBroken:
+    """The candidate is unreachable, died, or gave the micro-batch up."""
+
+    call: int
+    seat: Seat
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """`replayed`: the later stage answered from memory and did not count it again."""
+
+    call: int
+    loss_sum: float
+    tokens: int
+    finite: bool = True
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardDone:
+    call: int
+    finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStepDone:
+    """The optimizer stepped (or skipped a non-finite gradient: `applied` False)."""
+
+    gradient_norm: float
+    applied: bool = True
+
+
+# --- outer steps ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryTaken:
+    """x is frozen and the local step taken (DESIGN 2): the state a correction will be added to."""
+
+    outer_step: int
+    tensor_bytes: int
+    tensor_digest: bytes
+    shape_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferReceived:
+    """Answer with `effects.AnswerOffer(ticket, ...)` in the same `handle`."""
+
+    ticket: int
+    offer: Offer
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class OfferAnswered:
+    """`answer` None: the peer could not be asked."""
+
+    offer: Offer
+    answer: OfferAnswer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeOpened:
+    """The stream to the partner is up (first time or again)."""
+
+    outer_step: int
+    peer: PeerId
+    held_bytes: int = 0  # of the partner's tensor, received so far
+    held_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMessageReceived:
+    peer: PeerId
+    message: ExchangeMessage
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReceived:
+    """All bytes of the partner's tensor are here and its digest is right."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDamaged:
+    """Checksum, digest, count or size was wrong."""
+
+    outer_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorVerified:
+    """Finite, norm in range; the correction c is computed and kept by the trainer."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRefused:
+    outer_step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionAdded:
+    """c of that step is in delta, phi and theta. `spread`: |phi_a - phi_b| / sqrt(parameters), before it."""
+
+    outer_step: int
+
+
+Event = (
+    Started
+    | TimePassed
+    | StopRequested
+    | StateLoaded
+    | StateUnavailable
+    | CheckpointSaved
+    | RecordLearnt
+    | SeatsRead
+    | RecordPublished
+    | MicroBatchDrawn
+    | MicroBatchArrived
+    | CallerLost
+    | ForwardDone
+    | HopAdmitted
+    | HopRefused
+    | HopBroken
+    | GradientArrived
+    | BackwardDone
+    | InnerStepDone
+    | BoundaryTaken
+    | OfferReceived
+    | OfferAnswered
+    | ExchangeOpened
+    | ExchangeMessageReceived
+    | TensorReceived
+    | TensorDamaged
+    | TensorVerified
+    | TensorRefused
+    | CorrectionAdded
+)

@@ -1,0 +1,64 @@
+"""Every size, count and deadline of the node that the run spec does not set, in one file.
+
+Units stand last in the names. Whoever needs a bound takes it from here; a literal elsewhere is a mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MIB: Final = 1 << 20
+
+# --- protocol -------------------------------------------------------------------------------------
+PROTOCOL_VERSION: Final = 1
+EXCHANGE_MEMORY_STEPS: Final = 4  # closed outer steps that still answer READY, ASK and BEGIN
+OFFERS_MAX: Final = 8  # partners asked when the drawn one is not active
+HAVE_INTERVAL_S: Final = 1.0
+ASK_INTERVAL_S: Final = 1.0
+REPLAY_MEMORY_STEPS: Final = 8  # inner steps whose micro-batch ids are remembered
+REPLAY_ENTRIES_MAX: Final = 4096
+
+# --- records --------------------------------------------------------------------------------------
+RECORD_BYTES_MAX: Final = 2048
+RECORD_ADDRESSES_MAX: Final = 8
+RECORDS_PER_SEAT_MAX: Final = 16
+DHT_ENTRIES_MAX: Final = 20_000
+SEATS_MAX: Final = 65_536
+SWEEP_SEATS_PER_RENEWAL: Final = 64
+
+# --- transfer -------------------------------------------------------------------------------------
+CHUNK_BYTES_MAX: Final = 1 * MIB
+MESSAGE_BYTES_MAX: Final = CHUNK_BYTES_MAX + 64 * 1024  # one gRPC message, both sides
+CHUNK_DEADLINE_S: Final = 20.0  # no chunk for this long: the stream is lost
+STALL_S: Final = 10.0  # no byte on an exchange stream for this long: reopen
+DRAIN_WATCHDOG_S: Final = 10.0  # a pump whose write buffer does not empty for this long is cut
+KEEP_INTERVAL_S: Final = 5.0
+KEEPS_MISSED_MAX: Final = 3
+UNARY_DEADLINE_S: Final = 10.0
+DIAL_DEADLINE_S: Final = 10.0
+CONCURRENT_CALLS_MAX: Final = 256
+STREAMS_PER_PEER_MAX: Final = 16
+TUNNEL_STREAMS_MAX: Final = 512
+TENSOR_DIMENSIONS_MAX: Final = 8
+ACTIVATION_BYTES_MAX: Final = 1 << 30
+LINK_REOPEN_S: Final = 0.5  # first pause before an exchange stream is opened again
+LINK_REOPEN_MAX_S: Final = 5.0
+STATE_UPLOADS_MAX: Final = 2
+
+# --- strangers ------------------------------------------------------------------------------------
+STRIKES_TO_BAN: Final = 3
+BAN_S: Final = 600.0
+
+# --- node -----------------------------------------------------------------------------------------
+DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
+DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
+STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time
+HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy
+HOP_GIVE_UP_S: Final = 120.0  # a micro-batch that no candidate takes for so long is dropped
+NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running median
+NORM_FACTOR_MAX: Final = 50.0  # a correction above this many medians is refused
+CHECKPOINTS_KEPT: Final = 2
+BOOTSTRAP_RETRY_S: Final = 1.0
+BOOTSTRAP_RETRY_MAX_S: Final = 30.0
+DAEMON_RESTARTS_MAX: Final = 6  # within DAEMON_RESTART_WINDOW_S, then back-off
+DAEMON_RESTART_WINDOW_S: Final = 120.0

@@ -1,0 +1,283 @@
+"""The borders between the driver and the parts that touch the world.
+
+training, transport, discovery and telemetry each implement their port and import none of one another; the driver
+sees ports only; `node.py` plugs them together. Tensors cross as `TensorBlob`: host bytes with dtype and shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from noloco_node.core.types import (
+    ExchangeMessage,
+    MicroBatchId,
+    Offer,
+    OfferAnswer,
+    PeerId,
+    Seat,
+    SeatRecord,
+)
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBlob:
+    """One dense tensor in host memory, little endian, C order. `dtype` is a torch name: float32, bfloat16, int32."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What travels forward along a path. B rows, T tokens, D hidden size.
+
+    `inputs` is int32 token ids (B, T) into stage 0, an activation (B, T, D) into later stages. `position_ids`
+    int32 (B, T) restart at each document. `labels` int32 (B, T) are already shifted, -100 where nothing is trained.
+    `position` is the origin's place k*H + min(j, H-1) on the learning-rate schedule.
+    """
+
+    id: MicroBatchId
+    position: int
+    inputs: TensorBlob
+    position_ids: TensorBlob
+    labels: TensorBlob
+
+
+@dataclass(frozen=True, slots=True)
+class HopAnswer:
+    """What comes back: gradient of the *summed* loss by the hop's input, and what was trained on."""
+
+    gradient: TensorBlob
+    loss_sum: float
+    tokens: int
+    replayed: bool = False
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """x of the taken boundary, encoded. `tensor` is read-only host memory, valid until `release_exchange`."""
+
+    tensor: memoryview
+    digest: bytes
+    shape_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """`activation` on all stages but the last; there `loss_sum` and, when the stage is not also the first,
+    `gradient` by the input."""
+
+    finite: bool
+    activation: TensorBlob | None = None
+    loss_sum: float | None = None
+    gradient: TensorBlob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    gradient_norm: float
+    learning_rate: float
+    applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On a partner's tensor. `reason` empty = fine and c is computed. `spread` = rms of phi_a - phi_b (float32 x)."""
+
+    reason: str
+    norm: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedState:
+    outer_step: int
+    inner_step: int
+    data_next: int
+
+
+class Trainer(Protocol):
+    """Owns the device. Every coroutine is one job on the one training thread, run in call order (FIFO)."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Size of an encoded x."""
+        ...
+
+    async def initialise(self) -> LoadedState: ...
+    async def load_checkpoint(self) -> LoadedState: ...
+    async def load_state_file(self, path: Path) -> LoadedState:
+        """Slow weights (and momentum) that another replica of the stage saved. Raises BadCheckpoint."""
+        ...
+
+    async def draw(self, n: int) -> MicroBatch:
+        """Read micro-batch `n` of the seat's own data order; runs on a reader thread, not the training thread."""
+        ...
+
+    async def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult: ...
+    async def backward(self, call: int, gradient: TensorBlob, *, count: bool, recompute: bool) -> TensorBlob | None:
+        """Gradient by the stage's input (None on stage 0). Raises FloatingPointError when it is not finite."""
+        ...
+
+    async def drop_graph(self, call: int) -> None: ...
+    async def forget(self, call: int) -> None: ...
+    async def inner_step(self, *, tokens: int, position: int) -> StepResult: ...
+    async def take_boundary(self, outer_step: int) -> Boundary: ...
+    async def verify(self, outer_step: int, tensor: memoryview) -> Verdict: ...
+    async def add_correction(self, outer_step: int) -> None: ...
+    async def drop_correction(self, outer_step: int) -> None: ...
+    async def release_exchange(self, outer_step: int) -> None: ...
+    async def save_checkpoint(
+        self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]
+    ) -> Awaitable[Path]:
+        """Returns when the state is copied; the awaitable it returns ends when it is on disk. Raises DiskFailed."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# --- transport ------------------------------------------------------------------------------------
+
+
+class PipelineHandler(Protocol):
+    """The driver, seen by the transport: hops that come in."""
+
+    def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
+        """None = BUSY, else ADMITTED. The transport cancels the future when the caller is lost.
+
+        The future may raise HopDropped.
+        """
+        ...
+
+
+class ExchangeHandler(Protocol):
+    """The driver, seen by the transport: exchange streams."""
+
+    def offered(self, peer: PeerId, offer: Offer) -> OfferAnswer: ...
+    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_digest: bytes) -> None: ...
+    def exchange_message(self, peer: PeerId, message: ExchangeMessage) -> None: ...
+    def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None: ...
+    def tensor_damaged(self, peer: PeerId, outer_step: int, reason: str) -> None: ...
+
+
+class StateHandler(Protocol):
+    """The driver, seen by the transport: who we are and what we can give."""
+
+    def status(self) -> dict[str, Any]: ...
+    def state_file(self) -> tuple[Path, int] | None:
+        """Newest complete checkpoint file and its outer step. The transport opens it at once, which pins it."""
+        ...
+
+
+class ExchangeHub(Protocol):
+    """One logical link per (peer, outer step): opened by either side, crossings resolved, reopened when lost."""
+
+    def open(self, peer: PeerId, outer_step: int, *, decider: bool) -> None: ...
+    def send(self, peer: PeerId, message: ExchangeMessage) -> None:
+        """Queue on the link; without a live stream the message is lost (the protocol repeats what matters)."""
+        ...
+
+    def expect(self, peer: PeerId, outer_step: int, tensor_bytes: int, digest: bytes) -> None: ...
+    def stream(self, peer: PeerId, outer_step: int, tensor: memoryview, digest: bytes, offset: int) -> None: ...
+    def release(self, peer: PeerId, outer_step: int) -> None:
+        """Forget buffers and stop reopening; the stream, if any, stays up for late questions until idle."""
+        ...
+
+
+class PeerNetwork(Protocol):
+    """Calls to other nodes. Every method raises PeerLost, or RemoteProtocolError when the answer breaks a rule."""
+
+    exchange: ExchangeHub
+
+    async def hello(self, peer: PeerId) -> dict[str, Any]:
+        """Mutual check of run id, protocol version and shapes. Raises VersionMismatch, WrongRun."""
+        ...
+
+    async def offer(self, peer: PeerId, offer: Offer) -> OfferAnswer: ...
+    async def run_hop(self, peer: PeerId, batch: MicroBatch, admitted: Callable[[], None]) -> HopAnswer:
+        """Raises HopBusy, HopDropped, PeerLost. Cancelling the task cancels the call."""
+        ...
+
+    async def fetch_state(self, peer: PeerId, into: Path) -> int:
+        """Download the peer's newest checkpoint file (resumed at an offset). Returns its outer step."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Gatekeeper(Protocol):
+    """Whom to serve. Carries records both ways on every call (DESIGN 4)."""
+
+    def own_record(self) -> bytes:
+        """Our newest signed record, encoded; b"" before the first."""
+        ...
+
+    def admit(self, peer: PeerId, record: bytes, *, needs_lease: bool) -> str:
+        """"" = served; else a short reason (ban, no lease, outranked, other run, forged record ...)."""
+        ...
+
+    def learn(self, peer: PeerId, record: bytes) -> None:
+        """The record that came with an answer."""
+        ...
+
+    def strike(self, peer: PeerId, reason: str) -> None: ...
+
+
+class PeerStreams(Protocol):
+    """Authenticated byte streams between peers: libp2p, behind discovery's door."""
+
+    async def open(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+    async def serve(
+        self,
+        protocol: str,
+        handler: Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    ) -> None: ...
+
+
+# --- discovery ------------------------------------------------------------------------------------
+
+
+class Discovery(Protocol):
+    """Finds peers and publishes seats. Holds the node's key; the only door to hivemind and libp2p."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    @property
+    def streams(self) -> PeerStreams: ...
+    @property
+    def addresses(self) -> tuple[str, ...]: ...
+
+    async def read(self, seat: Seat) -> list[SeatRecord]:
+        """Verified live records of the seat. Raises PeerLost when the DHT does not answer."""
+        ...
+
+    async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
+        """Fill seq, expires and addresses, sign, store. Returns (record, encoded, confirmed elsewhere)."""
+        ...
+
+    def decode(self, encoded: bytes) -> SeatRecord:
+        """Check size, signature and expiry of a record that came on a call. Raises RemoteProtocolError."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+# --- telemetry ------------------------------------------------------------------------------------
+
+
+class Observer(Protocol):
+    """Told of every event and effect in order; makes metrics and log lines of them, decides nothing."""
+
+    def event(self, event: object) -> None: ...
+    def effect(self, effect: object) -> None: ...
+    def traffic(self, service: str, direction: str, size_bytes: int) -> None: ...
