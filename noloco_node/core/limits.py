@@ -17,6 +17,7 @@ HAVE_INTERVAL_S: Final = 1.0
 ASK_INTERVAL_S: Final = 1.0
 REPLAY_MEMORY_STEPS: Final = 8  # inner steps whose micro-batch ids are remembered
 REPLAY_ENTRIES_MAX: Final = 4096
+PERMUTATIONS_KEPT: Final = 32  # seeded draws remembered, for nodes that ask for the same one again
 
 # --- records --------------------------------------------------------------------------------------
 RECORD_BYTES_MAX: Final = 2048
