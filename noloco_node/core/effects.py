@@ -59,7 +59,10 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Copy the state on the training thread, write it elsewhere. A device job until copied. -> CheckpointSaved."""
+    """Copy the state on the training thread, write it elsewhere. A device job. -> StateCopied, CheckpointSaved.
+
+    `outer_step` counts the closed outer steps, `inner_step` the optimizer steps since.
+    """
 
     outer_step: int
     inner_step: int

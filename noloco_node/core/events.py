@@ -47,8 +47,16 @@ class StateUnavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopied:
+    """The checkpoint's copy is taken; the device is free again, the disk is still busy."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
+    """The checkpoint is on disk, whole. `reason` is set when it could not be written."""
+
     outer_step: int
+    reason: str = ""
 
 
 # --- seats ----------------------------------------------------------------------------------------
@@ -162,6 +170,7 @@ class InnerStepDone:
 
     gradient_norm: float
     applied: bool = True
+    learning_rate: float = 0.0
 
 
 # --- outer steps ----------------------------------------------------------------------------------
@@ -227,9 +236,11 @@ class TensorDamaged:
 
 @dataclass(frozen=True, slots=True)
 class TensorVerified:
-    """Finite, norm in range; the correction c is computed and kept by the trainer."""
+    """Finite, norm in range; the correction c is computed and kept by the trainer. `spread`: rms of phi_a - phi_b."""
 
     outer_step: int
+    norm: float = 0.0
+    spread: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +251,7 @@ class TensorRefused:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionAdded:
-    """c of that step is in delta, phi and theta. `spread`: |phi_a - phi_b| / sqrt(parameters), before it."""
+    """c of that step is in delta, phi and theta."""
 
     outer_step: int
 
@@ -251,6 +262,7 @@ Event = (
     | StopRequested
     | StateLoaded
     | StateUnavailable
+    | StateCopied
     | CheckpointSaved
     | RecordLearnt
     | SeatsRead

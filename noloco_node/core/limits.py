@@ -69,9 +69,12 @@ STATE_RESUMES_MAX: Final = 5  # cuts in a row without a byte between them, then 
 # --- strangers ------------------------------------------------------------------------------------
 STRIKES_TO_BAN: Final = 3
 BAN_S: Final = 600.0
+PEERS_REMEMBERED_MAX: Final = 4096
 
 # --- node -----------------------------------------------------------------------------------------
 DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
+STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches state
+LINGER_S: Final = 2.0  # after the last outer step a node still answers for this long
 DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
 STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time
 HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy

@@ -1,0 +1,359 @@
+"""Carries effects out and turns their ends into events. Decides nothing about the algorithm.
+
+Owns the event queue, the timer, the running tasks and the tensors in flight (by call handle). Everything runs on one
+event loop; the machine is called synchronously, so an incoming call has its answer when `feed` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from noloco_node.core import effects as do
+from noloco_node.core import events as ev
+from noloco_node.core import limits
+from noloco_node.core.machine import Machine
+from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatRecord
+from noloco_node.driver.exchange_lane import ExchangeLane
+from noloco_node.driver.doorkeeper import Doorkeeper
+from noloco_node.driver.micro_batch_lane import MicroBatchLane
+from noloco_node.errors import BadCheckpoint, NolocoError, PeerLost, RemoteProtocolError
+from noloco_node.ports import Discovery, HopAnswer, LoadedState, MicroBatch, Observer, PeerNetwork, Trainer
+
+READS_AT_ONCE_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the driver is plugged into. `make_trainer` builds the trainer of a seat, `checkpoints` names the newest
+    complete local checkpoint file and its outer step."""
+
+    discovery: Discovery
+    observer: Observer
+    make_trainer: Callable[[Seat], Trainer]
+    checkpoints: Callable[[Seat], tuple[Path, int] | None]
+    state_dir: Path
+    version: str = ""
+    protocol: int = limits.PROTOCOL_VERSION
+    clock: Callable[[], float] = time.monotonic
+    wall_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+
+
+class Driver:
+    """Runs one machine. `network` is set by `plug` before `run`, since the network needs the driver's handlers."""
+
+    def __init__(self, machine: Machine, around: Surroundings) -> None:
+        self.machine = machine
+        self.around = around
+        self.network: PeerNetwork | None = None
+        self.trainer: Trainer | None = None
+        self.doorkeeper = Doorkeeper(
+            decode=around.discovery.decode,
+            learn_record=self._learn,
+            outranked=lambda record: machine.membership.roster.outranked(record, around.clock()),
+            clock=around.clock,
+        )
+        self.micro_batches = MicroBatchLane(self)
+        self.exchanges = ExchangeLane(self)
+        self.last_progress_s = around.clock()
+        self._seat: Seat | None = None
+        self._events: deque[ev.Event] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._publishing = asyncio.Lock()
+        self._ended: asyncio.Future[do.Leave] | None = None
+        self._greeted: set[PeerId] = set()
+        self._tickets = itertools.count(1)
+        self._executors: dict[type, Callable[[Any], None]] = {
+            do.ReadSeats: self._async(self._read_seats),
+            do.PublishRecord: self._async(self._publish),
+            do.InitialiseState: self._async(self._initialise),
+            do.LoadCheckpoint: self._async(self._load_checkpoint),
+            do.FetchState: self._async(self._fetch_state),
+            do.SaveCheckpoint: self._async(self._save_checkpoint),
+            do.RunInnerStep: self._async(self._run_inner_step),
+            do.Leave: self._leave,
+            **self.micro_batches.executors(),
+            **self.exchanges.executors(),
+        }
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def plug(self, network: PeerNetwork) -> None:
+        self.network = network
+
+    async def run(self, started: ev.Started) -> do.Leave:
+        """Until the machine leaves. Raises NolocoError when something fatal happened."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self.feed(started)
+        try:
+            return await self._ended
+        finally:
+            await self._close()
+
+    def stop(self, reason: str) -> None:
+        self.feed(ev.StopRequested(reason))
+
+    def fail(self, error: BaseException) -> None:
+        """Something fatal: `run` raises it."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.trainer is not None:
+            await self.trainer.close()
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        """Give the machine one event and carry out what it says. Safe to call from within an effect."""
+        self._events.append(event)
+        if self._handling or (self._ended is not None and self._ended.done()):
+            return
+        self._handling = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        except Exception as error:  # noqa: BLE001 - the machine or an executor broke: the node must end, loudly
+            self.fail(error)
+        finally:
+            self._handling = False
+        self._set_timer()
+
+    def _handle(self, event: ev.Event) -> None:
+        self.around.observer.event(event)
+        for effect in self.machine.handle(event, self.around.clock()):
+            self.around.observer.effect(effect)
+            self._executors[type(effect)](effect)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self.machine.next_deadline()
+        if deadline_s is not None and self._ended is not None and not self._ended.done():
+            delay_s = max(0.005, deadline_s - self.around.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.feed, ev.TimePassed())
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run an effect to its end; an error nobody expected ends the node."""
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a task's boundary; `fail` carries it to `run`
+            self.fail(error)
+
+    def _async(self, execute: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+        def start(effect: Any) -> None:
+            self.spawn(execute(effect))
+
+        return start
+
+    @property
+    def peers(self) -> PeerNetwork:
+        if self.network is None:
+            raise RuntimeError("the driver runs without a network: call plug() first")
+        return self.network
+
+    @property
+    def device(self) -> Trainer:
+        if self.trainer is None:
+            raise RuntimeError("a device job came before the seat's trainer was made")
+        return self.trainer
+
+    # --- seats ------------------------------------------------------------------------------------
+
+    async def _read_seats(self, effect: do.ReadSeats) -> None:
+        turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
+
+        async def read(seat: Seat) -> bool:
+            async with turn:
+                try:
+                    records = await self.around.discovery.read(seat)
+                except PeerLost:
+                    return False
+            for record in records:
+                self._learn(record)
+            return True
+
+        reached = await asyncio.gather(*(read(seat) for seat in effect.seats))
+        self.feed(ev.SeatsRead(effect.seats, reached=any(reached)))
+
+    def _learn(self, record: SeatRecord) -> None:
+        lives_s = (record.expires - self.around.wall_ms()) / 1000
+        if lives_s > 0:
+            self.feed(ev.RecordLearnt(record, lives_s))
+            self._greet(record.peer)
+
+    def _greet(self, peer: PeerId) -> None:
+        """Compare run, version and shapes once with each peer met."""
+        if peer != self.machine.peer and peer not in self._greeted and self.network is not None:
+            if len(self._greeted) >= limits.PEERS_REMEMBERED_MAX:
+                self._greeted.clear()
+            self._greeted.add(peer)
+            self.spawn(self._hello(peer))
+
+    async def _hello(self, peer: PeerId) -> None:
+        try:
+            await self.peers.hello(peer)
+        except PeerLost:
+            self._greeted.discard(peer)
+        except (RemoteProtocolError, NolocoError) as error:
+            self.doorkeeper.strike(peer, str(error))
+
+    async def _publish(self, effect: do.PublishRecord) -> None:
+        async with self._publishing:
+            wall_ms = self.around.wall_ms()
+            status = self.around.observer
+            draft = SeatRecord(
+                run=self.machine.settings.run,
+                seat=effect.seat,
+                peer=self.machine.peer,
+                incarnation=self.machine.incarnation,
+                seq=0,
+                claim=wall_ms if effect.claim is None else effect.claim,
+                expires=0,
+                state=effect.state,
+                outer_step=effect.outer_step,
+                data_next=effect.data_next,
+                checkpoint_step=effect.checkpoint_step,
+                tokens_per_s=float(getattr(status, "tokens_per_s", 0.0)),
+                loss=float(getattr(status, "loss", 0.0)),
+                version=self.around.version,
+                protocol=self.around.protocol,
+            )
+            try:
+                record, encoded, confirmed = await self.around.discovery.publish(draft)
+            except PeerLost:
+                record, encoded, confirmed = replace(draft, seq=wall_ms), b"", False
+        if encoded:
+            self.doorkeeper.own = encoded
+        lives_s = self.machine.settings.lease_s if encoded else 0.0
+        self.feed(ev.RecordPublished(record, lives_s, confirmed))
+
+    # --- state ------------------------------------------------------------------------------------
+
+    async def _trainer_of(self, seat: Seat) -> Trainer:
+        if self.trainer is None or self._seat != seat:
+            if self.trainer is not None:
+                await self.trainer.close()
+            self.trainer, self._seat = self.around.make_trainer(seat), seat
+        return self.trainer
+
+    def _loaded(self, state: LoadedState, source: str) -> None:
+        self.feed(ev.StateLoaded(state.outer_step, state.inner_step, state.data_next, source))
+
+    async def _initialise(self, effect: do.InitialiseState) -> None:
+        trainer = await self._trainer_of(effect.seat)
+        self._loaded(await trainer.initialise(), "seed")
+
+    async def _load_checkpoint(self, effect: do.LoadCheckpoint) -> None:
+        trainer = await self._trainer_of(effect.seat)
+        try:
+            self._loaded(await trainer.load_checkpoint(), "checkpoint")
+        except BadCheckpoint as error:
+            self.feed(ev.StateUnavailable(error.cause))
+
+    async def _fetch_state(self, effect: do.FetchState) -> None:
+        trainer = await self._trainer_of(effect.seat)
+        path = self.around.state_dir / f"fetched-{effect.seat}.safetensors"
+        reason = "no donor"
+        for donor in effect.donors:
+            try:
+                await self.peers.fetch_state(donor, path)
+                self._loaded(await trainer.load_state_file(path), "peer")
+                return
+            except (PeerLost, RemoteProtocolError, BadCheckpoint) as error:
+                reason = str(error)
+            finally:
+                path.unlink(missing_ok=True)
+        self.feed(ev.StateUnavailable(reason))
+
+    async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
+        notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
+        written = await self.device.save_checkpoint(
+            outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
+        )
+        self.feed(ev.StateCopied())
+        await written
+        self.feed(ev.CheckpointSaved(effect.outer_step))
+
+    async def _run_inner_step(self, effect: do.RunInnerStep) -> None:
+        result = await self.device.inner_step(tokens=effect.tokens, position=effect.position)
+        self.last_progress_s = self.around.clock()
+        self.feed(ev.InnerStepDone(result.gradient_norm, result.applied, result.learning_rate))
+
+    def _leave(self, effect: do.Leave) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(effect)
+
+    # --- what the transport asks (PipelineHandler, ExchangeHandler, StateHandler) --------------------
+
+    def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
+        return self.micro_batches.receive(batch, digest)
+
+    def offered(self, peer: PeerId, offer: Offer) -> OfferAnswer:
+        ticket = next(self._tickets)
+        self.feed(ev.OfferReceived(ticket, offer, peer))
+        return self.exchanges.answers.pop(ticket, OfferAnswer.TAKEN)
+
+    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_digest: bytes) -> None:
+        self.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_digest))
+
+    def exchange_message(self, peer: PeerId, message: ExchangeMessage) -> None:
+        self.feed(ev.ExchangeMessageReceived(peer, message))
+
+    def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None:
+        self.exchanges.partner_tensors[outer_step] = tensor
+        self.feed(ev.TensorReceived(outer_step))
+
+    def tensor_damaged(self, peer: PeerId, outer_step: int, reason: str) -> None:
+        self.feed(ev.TensorDamaged(outer_step, reason))
+
+    def state_file(self) -> tuple[Path, int] | None:
+        return None if self._seat is None else self.around.checkpoints(self._seat)
+
+    def status(self) -> dict[str, Any]:
+        """What `/status.json` and the Status call show of the machine."""
+        machine = self.machine
+        flow = machine.flow
+        record: dict[str, Any] = {
+            "run": machine.settings.run,
+            "peer": machine.peer,
+            "seat": None if machine.membership.seat is None else str(machine.membership.seat),
+            "phase": str(machine.phase),
+            "outer_step": machine.outer_step,
+            "inner_step": machine.inner_step,
+            "outer_steps": {str(outcome): machine.closed[outcome] for outcome in Outcome},
+            "waits_for": machine.waits_for,
+            "version": self.around.version,
+            "protocol": self.around.protocol,
+            "addresses": list(self.around.discovery.addresses),
+        }
+        if flow is not None:
+            with contextlib.suppress(AttributeError):
+                record["micro_batches"] = {
+                    name: getattr(flow.accounts, name) for name in type(flow.accounts).__dataclass_fields__
+                }
+            record["data_next"] = flow.data_position
+        return record

@@ -1,0 +1,101 @@
+"""Carries out the effects about outer steps: boundary, offers, the trade of tensors, the correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from noloco_node.core import effects as do
+from noloco_node.core import events as ev
+from noloco_node.core.types import OfferAnswer, Outcome
+from noloco_node.errors import PeerLost, RemoteProtocolError
+from noloco_node.ports import Boundary
+
+if TYPE_CHECKING:
+    from noloco_node.driver.driver import Driver
+
+
+class ExchangeLane:
+    """Tensors of outer steps by number: our own frozen x and the partner's, until the step closed."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._boundaries: dict[int, Boundary] = {}
+        self.partner_tensors: dict[int, memoryview] = {}
+        self.answers: dict[int, OfferAnswer] = {}
+
+    def executors(self) -> dict[type, Callable[[Any], None]]:
+        run = self._driver._async
+        return {
+            do.TakeBoundary: run(self._take_boundary),
+            do.SendOffer: run(self._send_offer),
+            do.AnswerOffer: self._answer_offer,
+            do.OpenExchange: self._open,
+            do.SendExchange: self._send,
+            do.ReceiveTensor: self._receive,
+            do.StreamTensor: self._stream,
+            do.VerifyTensor: run(self._verify),
+            do.AddCorrection: run(self._add_correction),
+            do.DropCorrection: run(self._drop_correction),
+            do.CloseExchange: self._close,
+        }
+
+    async def _take_boundary(self, effect: do.TakeBoundary) -> None:
+        boundary = await self._driver.device.take_boundary(effect.outer_step)
+        self._boundaries[effect.outer_step] = boundary
+        self._driver.feed(
+            ev.BoundaryTaken(effect.outer_step, boundary.tensor.nbytes, boundary.digest, boundary.shape_hash)
+        )
+
+    async def _send_offer(self, effect: do.SendOffer) -> None:
+        answer: OfferAnswer | None
+        try:
+            answer = await self._driver.peers.offer(effect.peer, effect.offer)
+        except (PeerLost, RemoteProtocolError):
+            answer = None
+        self._driver.feed(ev.OfferAnswered(effect.offer, answer))
+
+    def _answer_offer(self, effect: do.AnswerOffer) -> None:
+        self.answers[effect.ticket] = effect.answer
+
+    def _open(self, effect: do.OpenExchange) -> None:
+        self._driver.peers.exchange.open(effect.peer, effect.outer_step, decider=effect.decider)
+
+    def _send(self, effect: do.SendExchange) -> None:
+        self._driver.peers.exchange.send(effect.peer, effect.message)
+
+    def _receive(self, effect: do.ReceiveTensor) -> None:
+        self._driver.peers.exchange.expect(effect.peer, effect.outer_step, effect.tensor_bytes, effect.tensor_digest)
+
+    def _stream(self, effect: do.StreamTensor) -> None:
+        boundary = self._boundaries.get(effect.outer_step)
+        if boundary is not None:
+            hub = self._driver.peers.exchange
+            hub.stream(effect.peer, effect.outer_step, boundary.tensor, boundary.digest, effect.offset)
+
+    async def _verify(self, effect: do.VerifyTensor) -> None:
+        tensor = self.partner_tensors.get(effect.outer_step)
+        if tensor is None:
+            return
+        verdict = await self._driver.device.verify(effect.outer_step, tensor)
+        if verdict.reason:
+            self._driver.feed(ev.TensorRefused(effect.outer_step, verdict.reason))
+        else:
+            self._driver.feed(ev.TensorVerified(effect.outer_step, verdict.norm, verdict.spread))
+
+    async def _add_correction(self, effect: do.AddCorrection) -> None:
+        await self._driver.device.add_correction(effect.outer_step)
+        await self._driver.device.release_exchange(effect.outer_step)
+        self._driver.feed(ev.CorrectionAdded(effect.outer_step))
+
+    async def _drop_correction(self, effect: do.DropCorrection) -> None:
+        await self._driver.device.drop_correction(effect.outer_step)
+
+    def _close(self, effect: do.CloseExchange) -> None:
+        """Free the tensors. After a paired step the trainer still holds c, until the correction is added."""
+        if effect.peer is not None:
+            self._driver.peers.exchange.release(effect.peer, effect.outer_step)
+        self._boundaries.pop(effect.outer_step, None)
+        self.partner_tensors.pop(effect.outer_step, None)
+        if effect.outcome is Outcome.SOLO:
+            self._driver.spawn(self._driver.device.release_exchange(effect.outer_step))
