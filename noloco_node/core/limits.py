@@ -74,6 +74,7 @@ BAN_S: Final = 600.0
 PEERS_REMEMBERED_MAX: Final = 4096
 
 # --- node -----------------------------------------------------------------------------------------
+DATA_PROMISE: Final = 4096  # micro-batches a record promises not to pass before it is renewed
 DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
 STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches state
 LINGER_S: Final = 2.0  # after the last outer step a node still answers for this long
@@ -85,6 +86,7 @@ NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running media
 NORM_MEDIAN_MIN: Final = 4  # fewer norms than this make no median yet: nothing is refused for its size
 NORM_FACTOR_MAX: Final = 50.0  # a correction above this many medians is refused
 CHECKPOINTS_KEPT: Final = 2
+HISTORY_BYTES_MAX: Final = 64 * MIB
 READER_STATES_KEPT: Final = 512  # positions in the data, one per micro-batch drawn, that a checkpoint may name
 BOOTSTRAP_RETRY_S: Final = 1.0
 BOOTSTRAP_RETRY_MAX_S: Final = 30.0

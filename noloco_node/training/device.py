@@ -1,0 +1,40 @@
+"""Picks the device that a trainer owns, and says plainly when it is missing or full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from noloco_node.errors import DeviceFailed
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` (the first GPU, else the CPU), `cpu`, `cuda` or `cuda:N`. Raises DeviceFailed."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceFailed(f"device {name!r} is unknown", "use auto, cpu or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceFailed(f"device {name!r} is not supported", "use auto, cpu or cuda:N")
+    if device.type == "cuda":
+        _check_cuda(device, name)
+    return device
+
+
+@contextmanager
+def memory_guard() -> Iterator[None]:
+    """Turns torch's out-of-memory error into DeviceFailed."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceFailed("the device is out of memory", "lower micro_batch_size or use more stages") from error
+
+
+def _check_cuda(device: torch.device, name: str) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        raise DeviceFailed(f"device {name} is not there: torch sees {count} CUDA devices", "use auto or cpu")

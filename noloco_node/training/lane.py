@@ -1,0 +1,135 @@
+"""The training thread: the `Trainer` port over a `StageTrainer`.
+
+Owns three threads: the one that owns the device (jobs in call order), the one that reads data, the one that writes
+checkpoints. Decides nothing. Must not know what the jobs are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from noloco_node.errors import LocalProtocolError
+from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
+from noloco_node.training.device import memory_guard
+from noloco_node.training.settings import TrainerPlace, TrainingSettings
+from noloco_node.training.trainer import StageTrainer, build_trainer
+
+R = TypeVar("R")
+
+
+class TrainingLane:
+    """Implements `ports.Trainer`. The stage is built by `prepare`, or by the first initialise or load."""
+
+    def __init__(self, settings: TrainingSettings, place: TrainerPlace) -> None:
+        self._settings = settings
+        self._place = place
+        self._trainer: StageTrainer | None = None
+        self._device = ThreadPoolExecutor(1, "noloco-train", self._set_threads)
+        self._reader = ThreadPoolExecutor(1, "noloco-read")
+        self._writer = ThreadPoolExecutor(1, "noloco-save")
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self._built().tensor_bytes
+
+    @property
+    def shape_hash(self) -> str:
+        return self._built().shape_hash
+
+    async def prepare(self) -> None:
+        """Build the stage without weights. Raises BadModel, BadData, DeviceFailed."""
+        await self._run(self._build)
+
+    async def initialise(self) -> LoadedState:
+        return await self._run(lambda: self._build().initialise())
+
+    async def load_checkpoint(self) -> LoadedState:
+        return await self._run(lambda: self._build().load_checkpoint())
+
+    async def load_state_file(self, path: Path) -> LoadedState:
+        return await self._run(lambda: self._build().load_state_file(path))
+
+    async def draw(self, n: int) -> MicroBatch:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._built().draw, n)
+
+    async def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult:
+        return await self._run(partial(self._built().forward, call, batch, count=count))
+
+    async def backward(self, call: int, gradient: TensorBlob, *, count: bool, recompute: bool) -> TensorBlob | None:
+        return await self._run(partial(self._built().backward, call, gradient, count=count, recompute=recompute))
+
+    async def drop_graph(self, call: int) -> None:
+        await self._run(partial(self._built().drop_graph, call))
+
+    async def forget(self, call: int) -> None:
+        await self._run(partial(self._built().forget, call))
+
+    async def inner_step(self, *, tokens: int, position: int) -> StepResult:
+        return await self._run(partial(self._built().inner_step, tokens=tokens, position=position))
+
+    async def take_boundary(self, outer_step: int) -> Boundary:
+        return await self._run(partial(self._built().take_boundary, outer_step))
+
+    async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
+        return await self._run(partial(self._built().verify, outer_step, tensor))
+
+    async def add_correction(self, outer_step: int) -> None:
+        await self._run(partial(self._built().add_correction, outer_step))
+
+    async def drop_correction(self, outer_step: int) -> None:
+        await self._run(partial(self._built().drop_correction, outer_step))
+
+    async def release_exchange(self, outer_step: int) -> None:
+        await self._run(partial(self._built().release_exchange, outer_step))
+
+    async def save_checkpoint(
+        self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]
+    ) -> Awaitable[Path]:
+        """Returns when the state is copied (FloatingPointError: not finite); its result ends when the file is written."""
+        write = await self._run(
+            partial(
+                self._built().save_checkpoint,
+                outer_step=outer_step,
+                inner_step=inner_step,
+                data_next=data_next,
+                notes=notes,
+            )
+        )
+        return asyncio.get_running_loop().run_in_executor(self._writer, write)
+
+    async def close(self) -> None:
+        """End the threads after the jobs at hand; files under way are finished."""
+        if self._trainer is not None:
+            await self._run(self._trainer.close)
+        for threads in (self._device, self._reader, self._writer):
+            await asyncio.to_thread(threads.shutdown, cancel_futures=threads is not self._writer)
+
+    async def _run(self, job: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._device, _guarded, job)
+
+    def _build(self) -> StageTrainer:
+        if self._trainer is None:
+            self._trainer = build_trainer(self._settings, self._place)
+        return self._trainer
+
+    def _built(self) -> StageTrainer:
+        if self._trainer is None:
+            raise LocalProtocolError("the stage is not built yet: initialise or load first")
+        return self._trainer
+
+    def _set_threads(self) -> None:
+        """OpenMP keeps the number per thread, so it is set on the thread that computes."""
+        if self._place.threads:
+            torch.set_num_threads(self._place.threads)
+
+
+def _guarded(job: Callable[[], R]) -> R:
+    with memory_guard():
+        return job()

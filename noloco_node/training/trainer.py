@@ -1,0 +1,241 @@
+"""One replica's training, synchronous and without threads: the device part of a seat.
+
+Owns the stage's weights, optimizer, outer state, open micro-batches and data reader, and puts them together. The node
+runs it on its training thread (`lane.TrainingLane`); the in-process reference of `lab` calls it directly. For one
+number of threads the same calls give the same bits. Must not know peers, partners or when a step is due.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from noloco_node import __version__
+from noloco_node.core.outer_update import Coefficients
+from noloco_node.core.types import Seat
+from noloco_node.errors import BadCheckpoint, LocalProtocolError
+from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
+from noloco_node.training import checkpoint
+from noloco_node.training.architecture import model_config
+from noloco_node.training.device import resolve_device
+from noloco_node.training.graphs import MicroBatchGraphs
+from noloco_node.training.initialisation import draw_weights
+from noloco_node.training.optimizer import InnerOptimizer
+from noloco_node.training.outer_state import OuterState
+from noloco_node.training.reader import MicroBatchReader, build_reader
+from noloco_node.training.settings import TrainerPlace, TrainingSettings
+from noloco_node.training.stage import Stage, cut_stage
+
+NamedTensors = dict[str, Tensor]
+
+
+class StageTrainer:
+    """The parts of one seat. Make it with `build_trainer`; then exactly one of initialise, load_checkpoint,
+    load_state_file before anything else (load_state_file may come again)."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        place: TrainerPlace,
+        stage: Stage,
+        optimizer: InnerOptimizer,
+        outer: OuterState,
+        graphs: MicroBatchGraphs,
+        reader: MicroBatchReader | None,
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self.stage = stage
+        self.optimizer = optimizer
+        self.outer = outer
+        self.reader = reader
+        self._graphs = graphs
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.outer.tensor_bytes
+
+    @property
+    def shape_hash(self) -> str:
+        return self.outer.shape_hash
+
+    # --- state ------------------------------------------------------------------------------------
+
+    def initialise(self) -> LoadedState:
+        """Draw the weights from the run seed; momentum and moments are zero. Raises BadData when there is none."""
+        draw_weights(self.stage, self._settings.seed)
+        self._begin_anew()
+        if self.reader is not None:
+            self.reader.open()
+        return LoadedState(0, 0, 0)
+
+    def load_checkpoint(self) -> LoadedState:
+        """The newest whole checkpoint in the seat's folder. Raises BadCheckpoint, WrongRun."""
+        path = checkpoint.newest(self._place.checkpoint_dir)
+        if path is None:
+            raise BadCheckpoint(f"no complete checkpoint in {self._place.checkpoint_dir}")
+        meta, tensors = self._read(path)
+        self._begin_anew()
+        _copy(tensors["fast"], dict(self.stage.named_parameters()))
+        _copy(tensors["slow"], self.outer.slow_weights())
+        _copy(tensors["momentum"], self.outer.momentum())
+        self.optimizer.load_moments({name: tensors[name] for name in ("exp_avg", "exp_avg_sq")}, meta.adam_steps)
+        return LoadedState(meta.outer_step, meta.inner_step, self._resume_reader(meta))
+
+    def load_state_file(self, path: Path) -> LoadedState:
+        """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.
+
+        Adam starts afresh. `data_next` is the file's when it is this very seat's, else 0.
+        Raises BadCheckpoint, WrongRun.
+        """
+        meta, tensors = self._read(path)
+        _copy(tensors["slow"], dict(self.stage.named_parameters()))
+        self._begin_anew()
+        _copy(tensors["momentum"], self.outer.momentum())
+        return LoadedState(meta.outer_step, 0, self._resume_reader(meta))
+
+    def save_checkpoint(
+        self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]
+    ) -> Callable[[], Path]:
+        """Copy the state to host memory. The function it returns writes it, on any thread, and may raise DiskFailed.
+
+        Raises FloatingPointError when the state is not finite: such a state is never kept.
+        """
+        tensors = {part: _host_copies(named) for part, named in self._state().items()}
+        if not checkpoint.is_finite(tensors):
+            raise FloatingPointError("the state is not finite; no checkpoint is kept of it")
+        meta = self._meta(outer_step, inner_step, data_next, notes)
+        return lambda: checkpoint.save(self._place.checkpoint_dir, meta, tensors)
+
+    # --- micro-batches ----------------------------------------------------------------------------
+
+    def draw(self, n: int) -> MicroBatch:
+        """Micro-batch `n` of the seat's own data. Its `position` is 0: the sender sets it. Raises BadData."""
+        if self.reader is None:
+            raise LocalProtocolError("only stage 0 reads data")
+        return self.reader.read(n)
+
+    def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult:
+        return self._graphs.forward(call, batch, count=count)
+
+    def backward(self, call: int, gradient: TensorBlob, *, count: bool, recompute: bool) -> TensorBlob | None:
+        return self._graphs.backward(call, gradient, count=count, recompute=recompute)
+
+    def drop_graph(self, call: int) -> None:
+        self._graphs.drop_graph(call)
+
+    def forget(self, call: int) -> None:
+        self._graphs.forget(call)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def inner_step(self, *, tokens: int, position: int) -> StepResult:
+        return self.optimizer.step(tokens=tokens, position=position)
+
+    def take_boundary(self, outer_step: int) -> Boundary:
+        return self.outer.take_boundary(outer_step)
+
+    def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
+        return self.outer.verify(outer_step, tensor)
+
+    def add_correction(self, outer_step: int) -> None:
+        self.outer.add_correction(outer_step)
+
+    def drop_correction(self, outer_step: int) -> None:
+        self.outer.drop_correction(outer_step)
+
+    def release_exchange(self, outer_step: int) -> None:
+        self.outer.release(outer_step)
+
+    def close(self) -> None:
+        self._graphs.forget_all()
+        if self.reader is not None:
+            self.reader.close()
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _begin_anew(self) -> None:
+        """phi <- theta; momentum, moments, gradients, open micro-batches and exchanges are void."""
+        self.outer.start()
+        self.outer.forget_exchanges()
+        self.optimizer.reset()
+        self._graphs.forget_all()
+
+    def _read(self, path: Path) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
+        return checkpoint.load(path, run=self._settings.run, shape_hash=self.shape_hash)
+
+    def _resume_reader(self, meta: checkpoint.Meta) -> int:
+        """Go on in the data where `meta` stopped, if it is this very seat's; returns data_next."""
+        if meta.place != self._place.seat:
+            return 0
+        if self.reader is not None and meta.reader is not None:
+            self.reader.resume(meta.reader)
+        return meta.data_next
+
+    def _state(self) -> dict[str, NamedTensors]:
+        parts = {
+            "fast": dict(sorted(self.stage.named_parameters())),
+            "slow": self.outer.slow_weights(),
+            "momentum": self.outer.momentum(),
+        }
+        return parts | self.optimizer.moments()
+
+    def _meta(self, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]) -> checkpoint.Meta:
+        seat: Seat = self._place.seat
+        return checkpoint.Meta(
+            run=self._settings.run,
+            seat=(seat.stage, seat.replica),
+            num_stages=self._settings.num_stages,
+            shape_hash=self.shape_hash,
+            outer_step=outer_step,
+            inner_step=inner_step,
+            data_next=data_next,
+            adam_steps=self.optimizer.steps,
+            reader=None if self.reader is None else self.reader.state(data_next),
+            model=self._settings.model,
+            tokenizer=asdict(self._settings.tokenizer),
+            notes=notes | _versions(),
+        )
+
+
+def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrainer:
+    """Cut the seat's stage and take memory for it. Raises BadModel, BadData, DeviceFailed."""
+    device = resolve_device(place.device)
+    stage = cut_stage(model_config(settings.model), settings.num_stages, place.seat.stage)
+    reader = build_reader(settings, place.seat.replica) if place.seat.stage == 0 else None
+    stage.materialise(device)
+    graphs = MicroBatchGraphs(
+        stage,
+        rows=settings.micro_batch_size,
+        tokens=settings.sequence_length,
+        wire_dtype=settings.wire_dtype,
+        autocast=settings.autocast,
+    )
+    outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma))
+    return StageTrainer(settings, place, stage, InnerOptimizer(stage, settings.optimizer), outer, graphs, reader)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "noloco_node": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+@torch.no_grad()
+def _copy(source: NamedTensors, into: NamedTensors) -> None:
+    for name, tensor in into.items():
+        tensor.copy_(source[name])
+
+
+def _host_copies(named: NamedTensors) -> NamedTensors:
+    return {name: tensor.detach().to(device="cpu", copy=True).contiguous() for name, tensor in named.items()}
