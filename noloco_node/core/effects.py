@@ -196,10 +196,14 @@ class AnswerOffer:
 
 @dataclass(frozen=True, slots=True)
 class OpenExchange:
-    """Keep a stream to the partner up, reopening it when lost, until CloseExchange. -> ExchangeOpened (each time)."""
+    """Keep a stream to the partner up, reopening it when lost, until CloseExchange. -> ExchangeOpened (each time).
+
+    `decider`: ours is the lower seat of the pair; of two crossing streams that of the decider stays.
+    """
 
     outer_step: int
     peer: PeerId
+    decider: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,7 @@ class CloseExchange:
     peer: PeerId | None
     outcome: Outcome
     reason: str
+    partner: Seat | None = None
 
 
 Effect = (

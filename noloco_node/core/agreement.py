@@ -1,0 +1,201 @@
+"""With whom: how two seats agree to exchange at an outer step (DESIGN 5a, "With whom").
+
+Owns the OFFERs of this seat and the agreements made for the running outer step and the next. The seed draws the
+partner; who is there is each node's own view, and different views cost a message, not a pair. Must not know: how an
+exchange runs, who is connected, the wall clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from noloco_node.core import limits, pairing
+from noloco_node.core.effects import AnswerOffer, Effect, SendOffer
+from noloco_node.core.events import Event, OfferAnswered, OfferReceived
+from noloco_node.core.types import Offer, OfferAnswer, PeerId, Seat, Settings
+
+View = Callable[[Seat], PeerId | None]
+"""The peer that actively holds a seat, as far as this node knows; None for a vacant (or joining) seat."""
+
+DrawPartner = Callable[[int, int, int, int, int], int | None]
+"""(seed, stage, outer step, replicas, replica) -> the drawn partner's replica, None for the odd seat."""
+
+RepairOrder = Callable[[int, int, int, int, tuple[int, ...]], tuple[int, ...]]
+"""(seed, stage, outer step, replica, others) -> the others in the order in which they are offered to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The partner of one outer step: a seat and the peer that held it when both said yes."""
+
+    seat: Seat
+    peer: PeerId
+
+
+class Agreement:
+    """Finds this seat's partner for each outer step. At most one OFFER of its own is out at a time.
+
+    An agreement is never replaced: whoever loses the partner takes a solo step. So nothing here forgets one before
+    its outer step is over, and the boundary checks that the agreed peer still holds the seat.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        me: Seat,
+        partner: DrawPartner = pairing.partner,
+        repair_order: RepairOrder = pairing.repair_order,
+    ) -> None:
+        self._settings = settings
+        self._me = me
+        self._draw_partner = partner
+        self._repair_order = repair_order
+        self._step = -1  # the outer step worked on; -1 before the first phase
+        self._offering = False  # between the start of a phase and its boundary
+        self._made: dict[int, Agreed] = {}  # at most for `_step` and the next
+        self._out: tuple[Offer, PeerId] | None = None
+        self._asked: set[Seat] = set()  # other than the drawn partner
+        self._refused: set[tuple[Seat, PeerId]] = set()
+        self._pauses: dict[Seat, float] = {}  # seat -> not before
+        self._drawn: dict[tuple[int, int], int | None] = {}
+        self._wake: float | None = None
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next OFFER may go out, if one is waiting."""
+        return self._wake
+
+    def partner_of(self, outer_step: int) -> Agreed | None:
+        return self._made.get(outer_step)
+
+    def seat_sought(self, view: View) -> Seat | None:
+        """The drawn partner's seat, while no agreement is made and nobody is known to hold it."""
+        drawn = self._drawn_seat(self._step, self._me.replica) if self._offering else None
+        return drawn if drawn is not None and self._step not in self._made and view(drawn) is None else None
+
+    def begin_phase(self, outer_step: int, view: View, now: float) -> list[Effect]:
+        """The inner phase of `outer_step` begins: start to look for its partner."""
+        self._turn_to(outer_step)
+        self._offering = True
+        return self._offer(view, now)
+
+    def end_phase(self, outer_step: int) -> None:
+        """The boundary of `outer_step` is taken: its partner is settled, or there is none."""
+        self._turn_to(outer_step + 1)
+
+    def handle(self, event: Event, view: View, now: float) -> list[Effect]:
+        """Answer an offer, note an answer; any other event means that time passed or the view changed."""
+        answers: list[Effect] = []
+        if isinstance(event, OfferReceived):
+            answers = [AnswerOffer(event.ticket, self._answer(event.offer, event.peer, view))]
+        elif isinstance(event, OfferAnswered):
+            self._note(event, now)
+        return answers + self._offer(view, now)
+
+    # --- own offers -------------------------------------------------------------------------------
+
+    def _turn_to(self, outer_step: int) -> None:
+        self._step = max(self._step, outer_step)
+        self._offering, self._out, self._wake = False, None, None
+        self._made = {step: agreed for step, agreed in self._made.items() if step >= self._step}
+        self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[0] >= self._step}
+        self._asked, self._refused, self._pauses = set(), set(), {}
+
+    def _offer(self, view: View, now: float) -> list[Effect]:
+        """The next OFFER, if none is out and one is due; else `_wake` says when to look again."""
+        self._wake = None
+        if not self._offering or self._out is not None or self._step in self._made:
+            return []
+        pauses: list[float] = []
+        for seat in self._candidates(view):
+            peer = view(seat)
+            if peer is None or (seat, peer) in self._refused:
+                continue
+            if self._pauses.get(seat, now) <= now:
+                return self._send(seat, peer)
+            pauses.append(self._pauses[seat])
+        self._wake = min(pauses, default=None)
+        return []
+
+    def _candidates(self, view: View) -> tuple[Seat, ...]:
+        """The drawn partner if it is active; else the seats orphaned as this one is, best liked first."""
+        drawn = self._drawn_seat(self._step, self._me.replica)
+        if drawn is not None and view(drawn) is not None:
+            return (drawn,)
+        orphans = tuple(r for r in range(self._settings.num_replicas) if self._is_orphan(r, view))
+        order = self._repair_order(self._settings.seed, self._me.stage, self._step, self._me.replica, orphans)
+        seats = tuple(Seat(self._me.stage, replica) for replica in order)
+        if len(self._asked) < limits.OFFERS_MAX:
+            return seats
+        return tuple(seat for seat in seats if seat in self._asked)
+
+    def _is_orphan(self, replica: int, view: View) -> bool:
+        """Another active seat whose drawn partner rests or is not active in my view."""
+        seat = Seat(self._me.stage, replica)
+        if seat == self._me or view(seat) is None:
+            return False
+        drawn = self._drawn_seat(self._step, replica)
+        return drawn is None or (drawn != self._me and view(drawn) is None)
+
+    def _send(self, seat: Seat, peer: PeerId) -> list[Effect]:
+        offer = Offer(self._step, self._me, seat)
+        self._out = (offer, peer)
+        if seat != self._drawn_seat(self._step, self._me.replica):
+            self._asked.add(seat)
+        return [SendOffer(offer, peer)]
+
+    def _note(self, event: OfferAnswered, now: float) -> None:
+        """AGREED binds, TAKEN is final for that holder, LATER and silence are tried again after a pause."""
+        if self._out is None or event.offer != self._out[0]:
+            return
+        offer, peer = self._out
+        self._out = None
+        if event.answer is OfferAnswer.AGREED:
+            self._made.setdefault(offer.outer_step, Agreed(offer.receiver, peer))
+        elif event.answer is OfferAnswer.TAKEN:
+            self._refused.add((offer.receiver, peer))
+        else:
+            self._pauses[offer.receiver] = now + limits.OFFER_RETRY_S
+
+    # --- offers of others -------------------------------------------------------------------------
+
+    def _answer(self, offer: Offer, peer: PeerId, view: View) -> OfferAnswer:
+        """Only the offer's content and the caller's own active seat count."""
+        if not self._is_proper(offer, peer, view):
+            return OfferAnswer.TAKEN
+        caller = Agreed(offer.sender, peer)
+        made = self._made.get(offer.outer_step)
+        if made is not None:
+            return OfferAnswer.AGREED if made == caller else OfferAnswer.TAKEN
+        drawn = self._drawn_seat(offer.outer_step, self._me.replica)
+        if drawn is not None and drawn != offer.sender and view(drawn) is not None:
+            return OfferAnswer.TAKEN
+        if self._is_asking_a_third(offer):
+            return OfferAnswer.LATER
+        self._made[offer.outer_step] = caller
+        return OfferAnswer.AGREED
+
+    def _is_proper(self, offer: Offer, peer: PeerId, view: View) -> bool:
+        """Meant for this seat, from the active holder of another seat of the stage, for my step or the next."""
+        if offer.receiver != self._me or offer.sender == self._me or offer.sender.stage != self._me.stage:
+            return False
+        if not 0 <= offer.sender.replica < self._settings.num_replicas or view(offer.sender) != peer:
+            return False
+        return self._step >= 0 and offer.outer_step in (self._step, self._step + 1)
+
+    def _is_asking_a_third(self, offer: Offer) -> bool:
+        mine = None if self._out is None else self._out[0]
+        return mine is not None and mine.outer_step == offer.outer_step and mine.receiver != offer.sender
+
+    # --- draws ------------------------------------------------------------------------------------
+
+    def _drawn_seat(self, outer_step: int, replica: int) -> Seat | None:
+        key = (outer_step, replica)
+        if key not in self._drawn:
+            settings = self._settings
+            self._drawn[key] = self._draw_partner(
+                settings.seed, self._me.stage, outer_step, settings.num_replicas, replica
+            )
+        drawn = self._drawn[key]
+        return None if drawn is None else Seat(self._me.stage, drawn)
