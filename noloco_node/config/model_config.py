@@ -11,10 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "gemma2", "gemma3_text")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "olmo2")
 REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-TIED_BY_DEFAULT = ("gemma2", "gemma3_text")
-BYTE_VOCAB_MIN = 256
+BYTE_VOCAB_MIN = 257  # 256 bytes and the end of a document
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def check_model(model: Mapping[str, Any], num_stages: int) -> None:
     layers = model["num_hidden_layers"]
     if layers % num_stages:
         raise ValueError(f"[model] num_hidden_layers {layers} is not divisible by [swarm] num_stages {num_stages}")
-    if num_stages > 1 and model.get("tie_word_embeddings", model["model_type"] in TIED_BY_DEFAULT):
+    if num_stages > 1 and model.get("tie_word_embeddings", False):
         raise ValueError("[model] tie_word_embeddings must be false when num_stages is above 1")
 
 

@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from noloco_node.core import limits
 from noloco_node.core.types import Seat
+from noloco_node.discovery.settings import ReachSettings
 
 ENV_PREFIX = "NOLOCO_"
 LISTEN_PORT = 31337
@@ -66,6 +67,7 @@ class NodeConfig(BaseSettings):
     initial_peers: Addresses = Field((), description="peers to join by, /ip4/.../tcp/.../p2p/...; none = first node")
     reachability: Literal["auto", "public", "private"] = Field("auto", description="can others dial this node?")
     relay: bool = Field(True, description="reach and be reached through relays")
+    port_map: bool = Field(False, description="ask the router for a port (UPnP, NAT-PMP)")
     allow_private: bool = Field(False, description="publish private and loopback addresses as well")
     metrics_address: str = Field("127.0.0.1", description="address of /metrics, /healthz, /readyz, /status.json")
     metrics_port: int = Field(METRICS_PORT, description="its port; 0 = a free one", ge=0, le=65535)
@@ -123,6 +125,18 @@ class NodeConfig(BaseSettings):
             return None
         stage, replica = self.seat.split(".")
         return Seat(int(stage), int(replica))
+
+    def reach_settings(self) -> ReachSettings:
+        """A node that cannot be dialled keeps nothing for the DHT (client mode)."""
+        return ReachSettings(
+            relay=self.relay,
+            auto_relay=self.relay and self.reachability != "public",
+            auto_nat=self.reachability == "auto" and bool(self.initial_peers),
+            port_map=self.port_map,
+            force="" if self.reachability == "auto" else self.reachability,
+            client_mode=self.reachability == "private",
+            allow_private=self.allow_private,
+        )
 
     @classmethod
     def settings_customise_sources(

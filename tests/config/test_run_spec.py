@@ -112,7 +112,7 @@ BAD = [
     (changed("outer", "total_outer_steps", "0"), "total_steps must be given"),
     (changed("inner", "warmup_steps", "13"), "warmup_steps 13 is above the 12 steps"),
     (changed("model", "tie_word_embeddings", "true"), "tie_word_embeddings must be false"),
-    (changed("model", "vocab_size", "255"), "vocab_size 255 is below 256"),
+    (changed("model", "vocab_size", "256"), "vocab_size 256 is below 257"),
     (changed("model", "num_attention_heads", "3"), "hidden_size 32 is not divisible by num_attention_heads 3"),
     (changed("model", "num_key_value_heads", "4"), "num_attention_heads 2 is not divisible by num_key_value_heads 4"),
     (changed("model", "hidden_size", '"big"'), "hidden_size must be a positive integer, not 'big'"),

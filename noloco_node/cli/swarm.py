@@ -1,0 +1,95 @@
+"""`noloco-node swarm new`: writes a run spec, commented and valid, to share with all who join."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from noloco_node.config.model_config import read_model_config
+from noloco_node.config.presets import PRESETS, preset
+from noloco_node.config.run_spec import RunSpec
+from noloco_node.config.spec_file import build_run_spec, dump
+from noloco_node.errors import BadSpec
+
+SEED_BITS = 48
+
+
+@click.group()
+def swarm() -> None:
+    """Begin a new swarm."""
+
+
+@swarm.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("swarm.toml"))
+@click.option("--preset", "base", type=click.Choice(PRESETS), default="demo", show_default=True, help="Start from.")
+@click.option("--name", help="Name of the swarm; default the preset's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Run seed; drawn at random when not given.")
+@click.option("--stages", type=click.IntRange(min=1), help="Pipeline stages.")
+@click.option("--replicas", type=click.IntRange(min=1), help="Seats per stage.")
+@click.option("--outer-steps", type=click.IntRange(min=1), help="Outer steps until the run ends.")
+@click.option("--clock", type=click.Choice(["time", "steps"]), help="What says that an outer step is due.")
+@click.option("--interval", "interval_s", type=float, help="Seconds per outer step (clock time).")
+@click.option(
+    "--model-config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Hugging Face config.json to train instead of the preset's model.",
+)
+def new(path: Path, base: str, **choices: Any) -> None:
+    """Write a run spec to PATH (default swarm.toml). An existing file is never overwritten."""
+    spec = _spec(base, path, choices)
+    _write(path, dump(spec, config_file=_relative(choices["model_config"], path)))
+    click.echo(f"wrote {path} (run {spec.run_id})")
+    click.echo(f"start its first node with: noloco-node run --spec {path}")
+
+
+def _spec(base: str, path: Path, choices: dict[str, Any]) -> RunSpec:
+    seed = choices["seed"] if choices["seed"] is not None else secrets.randbits(SEED_BITS)
+    swarm_keys = {
+        "name": choices["name"],
+        "seed": seed,
+        "num_stages": choices["stages"],
+        "num_replicas": choices["replicas"],
+    }
+    outer = {
+        "total_outer_steps": choices["outer_steps"],
+        "clock": choices["clock"],
+        "outer_interval_s": choices["interval_s"],
+        "start_unix_s": float(int(time.time())) if choices["clock"] == "time" else None,
+    }
+    spec = preset(base, swarm=_given(swarm_keys), outer=_given(outer))
+    return _with_model(spec, choices["model_config"])
+
+
+def _given(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _with_model(spec: RunSpec, model_config: Path | None) -> RunSpec:
+    if model_config is None:
+        return spec
+    try:
+        model = read_model_config(model_config)
+    except ValueError as error:
+        raise BadSpec(str(error), "name a Hugging Face config.json") from error
+    return build_run_spec(spec.model_dump() | {"model": model}, spec.folder)
+
+
+def _relative(model_config: Path | None, path: Path) -> str:
+    if model_config is None:
+        return ""
+    return os.path.relpath(model_config.absolute(), path.absolute().parent)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise BadSpec(f"{path} exists already", "choose another path or remove it yourself") from error
+    except OSError as error:
+        raise BadSpec(f"{path} cannot be written: {error.strerror}", "choose another path") from error
