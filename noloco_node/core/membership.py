@@ -24,7 +24,7 @@ from noloco_node.core import limits
 from noloco_node.core import seed as draws
 from noloco_node.core.effects import Effect
 from noloco_node.core.events import Event
-from noloco_node.core.seat_table import SeatTable, emptiest
+from noloco_node.core.seat_search import SeatSearch, SeatTable
 from noloco_node.core.seats import Roster
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState, Settings
 from noloco_node.errors import ExitCode
@@ -85,17 +85,14 @@ class Membership:
         self._settings = settings
         self._peer = peer
         self._incarnation = incarnation
-        self._wanted = wanted
         self._spare_allowed = spare_allowed
         self._table = SeatTable(settings, peer)
+        self._seats = SeatSearch(settings, peer, incarnation, wanted, self._table, self.roster)
         self._step = Claiming.IDLE
         self._alone = False  # no initial peers: nobody need confirm anything
-        self._preferred: Seat | None = None
         self._target: Seat | None = None
         self._record: SeatRecord | None = None  # our newest that occupies the target
         self._awaited: Effect | None = None
-        self._seen: tuple[Seat, ...] = ()  # by the latest look
-        self._looked = 0  # seats seen since the search began
         self._deadline = math.inf
         self._confirmed_until = -math.inf
         self._progress = _Progress()
@@ -146,7 +143,7 @@ class Membership:
         self._watched = tuple(seats)
 
     def publish_now(self, now: float) -> list[Effect]:
-        """Renew ahead of time, after a change worth telling. Nothing unless the seat is held and its lease confirmed."""
+        """Renew ahead of time, after a change worth telling. Nothing unless the seat is held and confirmed."""
         if self._step is not Claiming.HOLDING or now >= self.confirmed_until:
             return []
         self._deadline = now + self._settings.renew_s
@@ -216,7 +213,7 @@ class Membership:
             return []
         self._record = record
         if event.confirmed:
-            self._confirmed_until = now + min(event.lives_s, self._settings.lease_s)
+            self._confirmed_until = max(self._confirmed_until, now + min(event.lives_s, self._settings.lease_s))
         if self._step in _ON_PUBLISHED:
             _ON_PUBLISHED[self._step](self, event.confirmed or self._alone, now)
         return self._yield_if_outranked(now)
@@ -225,65 +222,40 @@ class Membership:
 
     def _start(self, event: ev.Started, now: float) -> list[Effect]:
         self._alone = not event.has_initial_peers
-        self._preferred = event.checkpoint_seat
+        self._seats.preferred = event.checkpoint_seat
         return self._search(now)
 
     def _search(self, now: float) -> list[Effect]:
-        self._looked = 0
-        return self._look(now)
-
-    def _look(self, now: float) -> list[Effect]:
-        """The wanted seat, or the next stretch of the table; the checkpoint's seat comes first."""
-        if self._wanted is not None:
-            self._seen = (self._wanted,)
-        else:
-            preferred = () if self._preferred is None or self._looked else (self._preferred,)
-            self._seen = self._table.advance(preferred)
-            self._looked += len(self._seen)
-        return self._read(self._seen, Claiming.LOOKING, now)
+        return self._read(self._seats.begin(), Claiming.LOOKING, now)
 
     def _choose(self, now: float) -> list[Effect]:
         """Our own seat of an earlier process at once, with its claim; else a vacant one after a drawn pause."""
-        left_behind = self._left_behind(now)
+        left_behind = self._seats.left_behind(now)
         if left_behind is not None:
             self._target = left_behind.seat
             return self._publish(SeatState.JOINING, left_behind.claim, Claiming.PUBLISHING, now)
-        self._target = self._pick(now)
+        self._target = self._seats.pick(now)
         if self._target is None:
             return self._search_on(now)
         if self._alone:
             return self._check(now)
         return self._wait(Claiming.PAUSING, now + self._pause_s(self._target))
 
-    def _left_behind(self, now: float) -> SeatRecord | None:
-        """The live record of an earlier process of this node: it is still ours, so the claim goes on."""
-        holders = (self.roster.holder(seat, now) for seat in self._seen)
-        ours = (h for h in holders if h and h.peer == self._peer and h.incarnation != self._incarnation)
-        return next(ours, None)
-
-    def _pick(self, now: float) -> Seat | None:
-        vacant = [seat for seat in self._seen if self.roster.claimable(seat, now)]
-        if self._preferred in vacant:
-            return self._preferred
-        return emptiest(self._settings.seed, self._peer, vacant)
-
     def _pause_s(self, seat: Seat) -> float:
         share = draws.fraction(self._settings.seed, "claim", "pause", self._peer, seat.stage, seat.replica)
         return float(share) * self._settings.lease_s / 4
 
     def _search_on(self, now: float) -> list[Effect]:
-        """No seat in this stretch of the table: the next one, or wait as a spare when all were seen."""
-        if self._wanted is None and self._looked < self._table.size:
-            return self._look(now)
+        """No vacant seat in this stretch of the table: look at the next, or wait as a spare when all were seen."""
+        if not self._seats.ended:
+            return self._read(self._seats.go_on(), Claiming.LOOKING, now)
         return self._wait_as_spare(now)
 
     def _wait_as_spare(self, now: float) -> list[Effect]:
-        taken = all(self.roster.holder(seat, now) for seat in self._seen)
-        if taken and not self._spare_allowed:
+        if not self._spare_allowed and self._seats.taken(now):
             self._wait(Claiming.LEFT, math.inf)
             return [do.Leave("the seat is taken", int(ExitCode.NO_SEAT))]
-        free_at = min(self.roster.claimable_at(seat, now) for seat in self._seen)
-        return self._wait(Claiming.SPARE, min(now + self._settings.renew_s, free_at))
+        return self._wait(Claiming.SPARE, min(now + self._settings.renew_s, self._seats.free_at(now)))
 
     def _check(self, now: float) -> list[Effect]:
         return self._read(self._own_seat, Claiming.CHECKING, now)
@@ -346,7 +318,7 @@ class Membership:
     def _give_up(self, now: float) -> list[Effect]:
         """Say `leaving` if we said anything, and look for another seat; for a wanted one wait."""
         farewell = self._withdraw()
-        if self._wanted is None:
+        if self._seats.wanted is None:
             return farewell + self._search(now)
         return farewell + self._wait_as_spare(now)
 
