@@ -2,80 +2,60 @@
 
 from __future__ import annotations
 
-from noloco_node.core.types import Outcome, Phase
+import re
+
+from noloco_node.core.exchange_reason import Reason, partners_reason
+from noloco_node.core.types import OfferAnswer, Outcome, Phase
 
 OTHER = "other"
 PHASES = tuple(str(phase) for phase in Phase)
 OUTCOMES = tuple(str(outcome) for outcome in Outcome)
+OFFER_ANSWERS = (*(str(answer) for answer in OfferAnswer), "lost")
 BOOTSTRAP_STATES = ("alone", "waiting", "joined")
-
-SOLO_REASONS = (
-    "paired",  # no reason: it closed paired
-    "no_partner",  # nobody agreed to an exchange
-    "partner_absent",  # agreed, but its BEGIN never came
-    "partner_lost",
-    "partner_solo",  # it closed solo and said so
-    "deadline",
-    "doubt",  # the next step was due before the answer came
-    "mismatch",  # other step, run, codec, shapes or size
-    "damaged",  # checksum, digest or count
-    "refused",  # not finite, or a norm out of range
-    "passed",
-    "stopping",
-)
-REFUSALS = (
-    "banned",
-    "no_record",
-    "no_lease",
-    "expired",
-    "outranked",
-    "wrong_run",
-    "wrong_peer",
-    "wrong_seat",
-    "forged",
-    "malformed",
-    "version",
-    "busy",
-    "too_large",
-    "too_many",
-)
-STRIKES = ("damaged", "not_finite", "mismatch", "malformed", "forged", "flood", "protocol")
 SOURCES = ("seed", "checkpoint", "peer")
-SERVICES = ("hello", "status", "exchange", "pipeline", "state", "offer", "dht")
+SERVICES = ("node", "exchange", "pipeline", "state", "dht")
 DIRECTIONS = ("sent", "received")
+REFUSALS = ("banned", "no_lease", "outranked", "expired", "forged", "wrong_run", "bad_record", "busy", "too_many")
+STRIKES = ("damaged", "not_finite", "mismatch", "malformed", "expired", "forged", "wrong_run", "bad_record")
 
-_WORDS = (
-    # (word found in the free text of a reason, label), first match wins
-    ("ban", "banned"),
-    ("outrank", "outranked"),
-    ("forged", "forged"),
-    ("signature", "forged"),
-    ("malformed", "malformed"),
-    ("version", "version"),
-    ("other run", "wrong_run"),
-    ("wrong run", "wrong_run"),
-    ("no record", "no_record"),
-    ("no lease", "no_lease"),
+_TELLING_WORDS = (
+    # found in a free sentence -> label; the first that is known to the metric wins
     ("expired", "expired"),
+    ("sign", "forged"),
+    ("another peer", "forged"),
+    ("another run", "wrong_run"),
+    ("record", "bad_record"),
     ("finite", "not_finite"),
     ("digest", "damaged"),
     ("checksum", "damaged"),
-    ("crc", "damaged"),
-    ("norm", "refused"),
-    ("no partner", "no_partner"),
-    ("lost", "partner_lost"),
-    ("deadline", "deadline"),
-    ("doubt", "doubt"),
-    ("stop", "stopping"),
+    ("chunk", "damaged"),
+    ("ended after", "damaged"),
+    ("dtype", "mismatch"),
     ("shape", "mismatch"),
-    ("codec", "mismatch"),
+    ("bytes", "mismatch"),
+    ("size", "mismatch"),
+    ("message", "malformed"),
+    ("must be", "malformed"),
+    ("outside", "malformed"),
+)
+
+
+def label(text: str) -> str:
+    """Words as one label value: "partner: other shapes" is partner_other_shapes."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+
+
+CLOSE_REASONS = (
+    *(label(reason) for reason in Reason),
+    *(label(partners_reason(reason)) for reason in Reason),
+    "partner_other",
 )
 
 
 def bounded(text: str, known: tuple[str, ...]) -> str:
-    """`text` as one of `known`, or "other". Exact names first, then telling words in a free sentence."""
-    name = text.strip().lower().replace(" ", "_").replace("-", "_")
+    """`text` as one of `known`, or "other". Exact names first, then telling words of a free sentence."""
+    name = label(text[:200])
     if name in known:
         return name
-    words = name.replace("_", " ")
-    return next((label for word, label in _WORDS if word in words and label in known), OTHER)
+    lowered = text[:200].lower()
+    return next((value for word, value in _TELLING_WORDS if word in lowered and value in known), OTHER)

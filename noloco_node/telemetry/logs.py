@@ -66,7 +66,8 @@ def _attach(handler: logging.Handler, level: str) -> None:
     handler._noloco = True  # type: ignore[attr-defined]
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
-    logging.getLogger("noloco").setLevel(level.upper())
+    for own in ("noloco", "noloco_node"):
+        logging.getLogger(own).setLevel(level.upper())
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -13,18 +13,22 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics import MetricWrapperBase
 
 from noloco_node.core import effects, events, limits
+from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.types import Outcome, Phase, Seat, SeatState
 from noloco_node.telemetry.instruments import JOBS, Instruments
 from noloco_node.telemetry.labels import (
     BOOTSTRAP_STATES,
+    CLOSE_REASONS,
     DIRECTIONS,
+    OFFER_ANSWERS,
+    OUTCOMES,
     PHASES,
     REFUSALS,
     SERVICES,
-    SOLO_REASONS,
     SOURCES,
     STRIKES,
     bounded,
+    label,
 )
 
 CALLS_MAX = limits.REPLAY_ENTRIES_MAX
@@ -95,6 +99,22 @@ class NodeMetrics:
     def count_state_upload(self, complete: bool) -> None:
         self.instruments.state_uploads.labels("complete" if complete else "broken").inc()
 
+    def totals(self) -> dict[str, Any]:
+        """The main figures as plain values, for /status.json."""
+        found = self.instruments
+        outcomes = {outcome: _total(found.outer_steps, "outcome", outcome) for outcome in OUTCOMES}
+        return {
+            "outer_steps": {outcome: int(count) for outcome, count in outcomes.items()},
+            "inner_steps": int(_total(found.inner_steps, "result", "applied")),
+            "tokens_total": int(_total(found.tokens)),
+            "micro_batches": {r: int(_total(found.micro_batches, "result", r)) for r in ("trained", "dropped")},
+            "incidents": {kind: int(_total(found.incidents, "kind", kind)) for kind in INCIDENTS},
+            "bytes_sent": int(_total(found.traffic, "direction", "sent")),
+            "bytes_received": int(_total(found.traffic, "direction", "received")),
+            "strikes": int(_total(found.strikes)),
+            "p2pd_restarts": int(_total(found.p2pd_restarts)),
+        }
+
     def render(self) -> bytes:
         """Prometheus text format."""
         return generate_latest(self.instruments.registry)
@@ -149,7 +169,7 @@ class NodeMetrics:
         _touch(found.micro_batches, ("trained", "dropped"))
         _touch(found.incidents, INCIDENTS)
         _touch(found.job, JOBS)
-        found.outer_steps.labels(str(Outcome.PAIRED), "paired")
+        found.outer_steps.labels(str(Outcome.PAIRED), label(Reason.COMMITTED))
         self.set_phase(Phase.JOINING)
 
     # --- device lane ------------------------------------------------------------------------------
@@ -279,15 +299,15 @@ class NodeMetrics:
         self.instruments.outer_step.set(event.outer_step + 1)
 
     def _exchange_closed(self, effect: effects.CloseExchange) -> None:
-        paired = effect.outcome is Outcome.PAIRED
-        reason = "paired" if paired else bounded(effect.reason, SOLO_REASONS)
+        reason = bounded(effect.reason, CLOSE_REASONS)
         self.instruments.outer_steps.labels(str(effect.outcome), reason).inc()
         started = self._boundary_taken.pop(effect.outer_step, None)
-        if paired and started is not None:
+        if effect.outcome is Outcome.PAIRED and started is not None:
             self.instruments.exchange.observe(self._clock() - started)
 
     def _offer_answered(self, event: events.OfferAnswered) -> None:
-        self.instruments.offers.labels("lost" if event.answer is None else str(event.answer)).inc()
+        answer = "lost" if event.answer is None else str(event.answer)
+        self.instruments.offers.labels(bounded(answer, OFFER_ANSWERS)).inc()
 
     def _tensor_refused(self, event: events.TensorRefused) -> None:
         self.instruments.tensors_refused.labels(bounded(event.reason, ("not_finite", "refused"))).inc()
@@ -299,6 +319,12 @@ class NodeMetrics:
 def _one_of(gauge: Any, values: Iterable[str], chosen: str) -> None:
     for value in values:
         gauge.labels(value).set(1 if value == chosen else 0)
+
+
+def _total(metric: MetricWrapperBase, name: str = "", value: str = "") -> float:
+    """Sum over a counter's series, those with label `name` = `value` only if given."""
+    samples = (sample for family in metric.collect() for sample in family.samples if sample.name.endswith("_total"))
+    return sum(sample.value for sample in samples if not name or sample.labels[name] == value)
 
 
 def _touch(metric: MetricWrapperBase, values: Iterable[str]) -> None:
