@@ -1,0 +1,270 @@
+"""One logical link: a partner and an outer step, over whatever stream is live now.
+
+Owns the inbox of the partner's tensor (which survives a reopened stream), what is to be sent, and the watch over a
+silent stream. Decides nothing of the protocol: messages go to the ExchangeHandler and come from the hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from noloco_node.core import limits
+from noloco_node.core.types import ExchangeMessage, PeerId
+from noloco_node.errors import PeerLost, RemoteProtocolError
+from noloco_node.ports import ExchangeHandler, Gatekeeper
+from noloco_node.transport.exchange_codec import decode_message, encode_message
+from noloco_node.transport.exchange_stream import ExchangeStream
+from noloco_node.transport.frames import join_frame, split_frame
+from noloco_node.transport.framing import TensorInbox, chunk_frame, cut, end_frame
+from noloco_node.transport.meter import Meter
+from noloco_node.wire.exchange_pb2 import ExchangeFrame
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPorts:
+    """Whom every link tells."""
+
+    handler: ExchangeHandler
+    gatekeeper: Gatekeeper
+    meter: Meter
+
+
+class Link:
+    """`serve` runs one stream at a time; `replace` ends the one that runs."""
+
+    def __init__(self, ports: LinkPorts, peer: PeerId, outer_step: int) -> None:
+        self._ports = ports
+        self.peer = peer
+        self.outer_step = outer_step
+        self.wanted = False  # opened by our own side and not yet released
+        self.ever_wanted = False
+        self.decider: bool | None = None
+        self.stream: ExchangeStream | None = None
+        self.last_inbound_id = 0
+        self.unsolicited_bytes = 0
+        self._inbox: TensorInbox | None = None
+        self._inbox_made = asyncio.Event()
+        self._messages: deque[ExchangeMessage] = deque(maxlen=limits.LINK_QUEUE_MAX)
+        self._tensor: Iterator[tuple[bytes, int]] | None = None
+        self._work = asyncio.Event()
+        self._vacant = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._heard_at = self._chunk_at = 0.0
+
+    @property
+    def key(self) -> tuple[PeerId, int]:
+        return self.peer, self.outer_step
+
+    # --- what our own side asks for ---------------------------------------------------------------
+
+    def want(self, *, decider: bool) -> None:
+        self.wanted = self.ever_wanted = True
+        self.decider = decider
+
+    def send(self, message: ExchangeMessage) -> None:
+        if self.stream is not None:
+            self._messages.append(message)
+            self._work.set()
+
+    def expect(self, tensor_bytes: int, digest: bytes) -> None:
+        """Make the inbox, or keep the one of the same tensor with what it holds."""
+        inbox = self._inbox
+        if inbox is None or (inbox.size_bytes, inbox.digest) != (tensor_bytes, digest):
+            self._inbox = TensorInbox(tensor_bytes, digest)
+        self._heard_at = self._chunk_at = self._now()
+        self._inbox_made.set()
+
+    def send_tensor(self, tensor: memoryview, digest: bytes, offset: int) -> None:
+        if self.stream is not None:
+            self._tensor = tensor_frames(tensor, digest, offset)
+            self._work.set()
+
+    def release(self) -> None:
+        self.wanted = False
+        self._tensor = None
+        self._drop_inbox()
+
+    @property
+    def held(self) -> tuple[int, bytes]:
+        """(bytes, digest) of the partner's tensor received so far."""
+        return (self._inbox.held_bytes, self._inbox.digest) if self._inbox else (0, b"")
+
+    def announce(self) -> None:
+        """Tell the handler that the stream is up."""
+        self._ports.handler.exchange_opened(self.peer, self.outer_step, *self.held)
+
+    # --- one stream's life ------------------------------------------------------------------------
+
+    async def serve(self, stream: ExchangeStream, greeting: bytes = b"") -> None:
+        """Until the stream ends, breaks, stalls or is replaced. Raises PeerLost, RemoteProtocolError."""
+        await self.replace()
+        self._begin(stream)
+        serving = self._serving = asyncio.create_task(self._serve(stream, greeting))
+        try:
+            await asyncio.wait((serving,))
+        finally:
+            serving.cancel()
+        if not serving.cancelled():
+            serving.result()
+
+    async def replace(self) -> None:
+        """End the stream that runs now, if any."""
+        while self._serving is not None and not self._serving.done():
+            self._serving.cancel()
+            await asyncio.wait((self._serving,))
+
+    def stop(self) -> None:
+        """End it without waiting."""
+        self.release()
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def wait_vacant(self) -> bool:
+        """Until no stream is live."""
+        return await self._vacant.wait()
+
+    def _begin(self, stream: ExchangeStream) -> None:
+        self.stream = stream
+        self._vacant.clear()
+        if not stream.outbound:
+            self.last_inbound_id = stream.stream_id
+        self._messages.clear()
+        self._heard_at = self._chunk_at = self._now()
+        if self._inbox is not None:
+            self._inbox.restart()
+        self.announce()
+
+    async def _serve(self, stream: ExchangeStream, greeting: bytes) -> None:
+        parts = (self._read(stream), self._write(stream, greeting), self._watch())
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._end()
+
+    def _end(self) -> None:
+        self.stream = None
+        self._tensor = None
+        self._vacant.set()
+
+    async def _read(self, stream: ExchangeStream) -> None:
+        while data := await stream.read():
+            self._heard_at = self._now()
+            frame, payload = split_frame(ExchangeFrame, data)
+            kind = frame.WhichOneof("kind")
+            if kind == "chunk":
+                await self._take_chunk(frame, payload)
+            elif kind == "end":
+                self._take_end(frame)
+            else:
+                self._take_message(decode_message(frame))
+
+    def _take_message(self, message: ExchangeMessage) -> None:
+        if message.outer_step != self.outer_step:
+            raise RemoteProtocolError(
+                f"a message of outer step {message.outer_step} on the stream of {self.outer_step}"
+            )
+        self._ports.handler.exchange_message(self.peer, message)
+
+    async def _take_chunk(self, frame: ExchangeFrame, payload: memoryview) -> None:
+        self._ports.meter.received("exchange", len(payload))
+        if self._inbox is None and self.unsolicited_bytes == 0:
+            await self._wait_for_inbox()
+        if self._inbox is None:
+            self._discard(len(payload))
+            return
+        self._chunk_at = self._now()
+        try:
+            self._inbox.add(frame.chunk, payload)
+        except RemoteProtocolError as fault:
+            self._damaged(fault)
+
+    async def _wait_for_inbox(self) -> None:
+        """The partner's BEGIN was handed on; its tensor may come a moment before `expect` does."""
+        try:
+            async with asyncio.timeout(limits.UNSOLICITED_GRACE_S):
+                await self._inbox_made.wait()
+        except TimeoutError:
+            return
+
+    def _discard(self, size_bytes: int) -> None:
+        """Chunks nobody asked for; innocent when our side has just released the link."""
+        if self.unsolicited_bytes == 0 and not self.ever_wanted:
+            self._ports.gatekeeper.strike(self.peer, "chunks that nobody asked for")
+        self.unsolicited_bytes += size_bytes
+
+    def _take_end(self, frame: ExchangeFrame) -> None:
+        inbox = self._inbox
+        if inbox is None or inbox.complete:
+            return
+        try:
+            tensor = inbox.finish(frame.end)
+        except RemoteProtocolError as fault:
+            self._damaged(fault)
+            return
+        self._ports.handler.tensor_received(self.peer, self.outer_step, tensor)
+
+    def _damaged(self, fault: RemoteProtocolError) -> None:
+        self._drop_inbox()
+        self._ports.gatekeeper.strike(self.peer, str(fault))
+        self._ports.handler.tensor_damaged(self.peer, self.outer_step, str(fault))
+
+    def _drop_inbox(self) -> None:
+        self._inbox = None
+        self._inbox_made.clear()
+
+    async def _write(self, stream: ExchangeStream, greeting: bytes) -> None:
+        """Messages first; between two of them one chunk at a time, so that none waits behind a tensor."""
+        if greeting:
+            await stream.write(greeting)
+        while True:
+            while self._messages:
+                await stream.write(join_frame(encode_message(self._messages.popleft())))
+            if self._tensor is not None:
+                await self._write_piece(stream, self._tensor)
+            elif not self._messages:
+                self._work.clear()
+                await self._work.wait()
+
+    async def _write_piece(self, stream: ExchangeStream, tensor: Iterator[tuple[bytes, int]]) -> None:
+        frame, size_bytes = next(tensor, (b"", 0))
+        if not frame:
+            self._tensor = None
+            return
+        await stream.write(frame)
+        self._ports.meter.sent("exchange", size_bytes)
+
+    async def _watch(self) -> None:
+        """Raises PeerLost when bytes are owed and none come; ends when nobody needs the stream any more."""
+        while True:
+            await asyncio.sleep(limits.STALL_S / 10)
+            silent_s, chunkless_s = self._now() - self._heard_at, self._now() - self._chunk_at
+            owed = self._inbox is not None and not self._inbox.complete
+            if owed and (silent_s > limits.STALL_S or chunkless_s > limits.CHUNK_DEADLINE_S):
+                raise PeerLost(f"nothing from {self.peer} for {silent_s:.0f} s")
+            if not self.wanted and silent_s > limits.LINK_IDLE_S:
+                return
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def tensor_frames(tensor: memoryview, digest: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
+    """(frame, payload bytes) from `offset` on, END last."""
+    chunks = 0
+    for start, piece in cut([tensor], offset):
+        chunks += 1
+        yield chunk_frame(ExchangeFrame, start, piece), len(piece)
+    yield end_frame(ExchangeFrame, tensor.nbytes, chunks, digest), 0
