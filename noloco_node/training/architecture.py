@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PretrainedConfig
 
 from noloco_node.errors import BadModel
@@ -24,9 +25,9 @@ def model_config(model: dict[str, Any]) -> PretrainedConfig:
     fields.update(bos_token_id=None, eos_token_id=None)  # the tokenizer's business; set at the export
     try:
         config = AutoConfig.for_model(family, **fields)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise BadModel(
-            f"the {family} model config cannot be read: {_first_line(error)}", "compare it with a config.json"
+            f"the {family} model config cannot be read: {_one_line(error)}", "compare it with a config.json"
         ) from error
     _check_sizes(config)
     return config
@@ -61,5 +62,5 @@ def _check_sizes(config: PretrainedConfig) -> None:
         raise BadModel("attention_dropout would make gradients irreproducible", "set attention_dropout = 0.0")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -92,7 +92,7 @@ class TrainingLane:
     async def save_checkpoint(
         self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]
     ) -> Awaitable[Path]:
-        """Returns when the state is copied (FloatingPointError: not finite); its result ends when the file is written."""
+        """Returns when the state is copied (FloatingPointError: not finite); the result ends when it is on disk."""
         write = await self._run(
             partial(
                 self._built().save_checkpoint,

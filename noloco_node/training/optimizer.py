@@ -35,7 +35,7 @@ class InnerOptimizer:
         )
 
     def step(self, *, tokens: int, position: int) -> StepResult:
-        """Divide by `tokens`, clip by this stage's norm, step at schedule `position`; a non-finite gradient is skipped."""
+        """Divide by `tokens`, clip by the stage's norm, step at `position`; a non-finite gradient is skipped."""
         learning_rate = self._learning_rate(position)
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         if tokens <= 0 or not gradients:

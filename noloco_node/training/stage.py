@@ -52,7 +52,7 @@ class Stage(nn.Module):
         self._full[0]._init_weights(module)
 
     def forward(self, inputs: Tensor, position_ids: Tensor) -> Tensor:
-        """Ids (B, T) or hidden (B, T, D), and position ids (B, T), to hidden (B, T, D) or, at the end, logits (B, T, V).
+        """Ids (B, T) or hidden (B, T, D), and position ids (B, T), to hidden (B, T, D) or, at last, logits (B, T, V).
 
         Position ids restart at each document; with no attention mask and no cache that makes attention block-diagonal.
         """
