@@ -6,7 +6,9 @@ tables of their own.
 
 from __future__ import annotations
 
+import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -18,29 +20,42 @@ from noloco_node.errors import SwarmUnreachable
 if TYPE_CHECKING:
     from rich.table import Table
 
-DEFAULT_URL = "http://127.0.0.1:9464"
+DEFAULT_PORT = "9464"
+PORT_VARIABLE = "NOLOCO_METRICS_PORT"
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 5.0
 ADVICE = "is the node running, and --url its metrics address and port?"
 
 
-def read_status(url: str) -> dict[str, Any]:
-    """The node's /status.json. Raises SwarmUnreachable when nobody answers, or not with a status."""
-    address = url.rstrip("/") + "/status.json"
+def default_url() -> str:
+    """This machine's node, on the port that its environment names."""
+    return f"http://127.0.0.1:{os.environ.get(PORT_VARIABLE) or DEFAULT_PORT}"
+
+
+def read_page(url: str, page: str) -> bytes:
+    """One page of a node. Raises SwarmUnreachable when it cannot be had."""
+    address = url.rstrip("/") + page
     if not address.startswith(("http://", "https://")):
-        raise SwarmUnreachable(f"{url!r} is not an http address", f"for example {DEFAULT_URL}")
+        raise SwarmUnreachable(f"{url!r} is not an http address", f"for example {default_url()}")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(address, timeout=TIMEOUT_S) as answer:
-            status = json.loads(answer.read(ANSWER_BYTES_MAX))
+            content: bytes = answer.read(ANSWER_BYTES_MAX)
     except urllib.error.HTTPError as error:
         raise SwarmUnreachable(f"{address} answered {error.code}", ADVICE) from error
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise SwarmUnreachable(f"{address}: {getattr(error, 'reason', error)}", ADVICE) from error
+    return content
+
+
+def read_status(url: str) -> dict[str, Any]:
+    """The node's /status.json. Raises SwarmUnreachable."""
+    try:
+        status = json.loads(read_page(url, "/status.json"))
     except ValueError as error:
-        raise SwarmUnreachable(f"{address} does not answer with JSON", ADVICE) from error
+        raise SwarmUnreachable(f"{url} does not answer with JSON", ADVICE) from error
     if not isinstance(status, dict):
-        raise SwarmUnreachable(f"{address} does not answer with a JSON object", ADVICE)
+        raise SwarmUnreachable(f"{url} does not answer with a JSON object", ADVICE)
     return status
 
 
@@ -93,10 +108,16 @@ def _text(value: Any) -> str:
 
 
 @click.command()
-@click.option("--url", default=DEFAULT_URL, show_default=True, help="Where the node's metrics are.")
+@click.option(
+    "--url", default=default_url, show_default=f"port {PORT_VARIABLE} here", help="The node's metrics address."
+)
 @click.option("--json", "as_json", is_flag=True, help="The node's answer as it is.")
-def status(url: str, as_json: bool) -> None:
+@click.option("--healthy", is_flag=True, help="Print nothing; exit 0 if the node lives (health checks).")
+def status(url: str, as_json: bool, healthy: bool) -> None:
     """Show what a running node is doing."""
+    if healthy:
+        read_page(url, "/healthz")
+        return
     answer = read_status(url)
     if as_json:
         click.echo(json.dumps(answer, indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -196,7 +197,7 @@ def node_url() -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/status.json" else 404)
+            self.send_response(200 if self.path in ("/status.json", "/healthz") else 404)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
 
@@ -221,6 +222,33 @@ def test_status_shows_every_value_as_a_table(node_url: str, capsys: pytest.Captu
 def test_status_as_json_is_the_nodes_answer(node_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", node_url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outer"] == {"paired": 3, "solo": 0}
+
+
+def test_health_check_is_silent_and_finds_the_port_in_the_environment(
+    node_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOLOCO_METRICS_PORT", node_url.rpartition(":")[2])
+    assert main(["status", "--healthy"]) == 0
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("NOLOCO_METRICS_PORT", "9")
+    assert main(["status", "--healthy"]) == ExitCode.SWARM_UNREACHABLE
+
+
+def test_status_of_something_that_is_no_node_says_so() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        answering = threading.Thread(target=answer_once, args=(other, b"SSH-2.0-x\r\n"))
+        answering.start()
+        assert main(["status", "--url", f"http://127.0.0.1:{other.getsockname()[1]}"]) == ExitCode.SWARM_UNREACHABLE
+        answering.join()
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9", "file:///etc/passwd"])
