@@ -53,7 +53,7 @@ class Agreement:
         self._repair_order = repair_order
         self._step = -1  # the outer step worked on; -1 before the first phase
         self._offering = False  # between the start of a phase and its boundary
-        self._made: dict[int, Agreed] = {}  # at most for `_step` and the next
+        self._made: dict[int, Agreed] = {}  # at most for `_step`, the one before and the next
         self._out: tuple[Offer, PeerId] | None = None
         self._asked: set[Seat] = set()  # other than the drawn partner
         self._refused: set[tuple[Seat, PeerId]] = set()
@@ -98,7 +98,7 @@ class Agreement:
     def _turn_to(self, outer_step: int) -> None:
         self._step = max(self._step, outer_step)
         self._offering, self._out, self._wake = False, None, None
-        self._made = {step: agreed for step, agreed in self._made.items() if step >= self._step}
+        self._made = {step: agreed for step, agreed in self._made.items() if step >= self._step - 1}
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[0] >= self._step}
         self._asked, self._refused, self._pauses = set(), set(), {}
 
@@ -161,13 +161,19 @@ class Agreement:
     # --- offers of others -------------------------------------------------------------------------
 
     def _answer(self, offer: Offer, peer: PeerId, view: View) -> OfferAnswer:
-        """Only the offer's content and the caller's own active seat count."""
+        """Only the offer's content and the caller's own active seat count.
+
+        Who agreed before and asks again (our answer was lost, or it restarted) hears the same, even while the
+        outer step is being traded.
+        """
         if not self._is_proper(offer, peer, view):
             return OfferAnswer.TAKEN
         caller = Agreed(offer.sender, peer)
         made = self._made.get(offer.outer_step)
         if made is not None:
             return OfferAnswer.AGREED if made == caller else OfferAnswer.TAKEN
+        if self._step < 0 or offer.outer_step not in (self._step, self._step + 1):
+            return OfferAnswer.TAKEN
         drawn = self._drawn_seat(offer.outer_step, self._me.replica)
         if drawn is not None and drawn != offer.sender and view(drawn) is not None:
             return OfferAnswer.TAKEN
@@ -177,12 +183,10 @@ class Agreement:
         return OfferAnswer.AGREED
 
     def _is_proper(self, offer: Offer, peer: PeerId, view: View) -> bool:
-        """Meant for this seat, from the active holder of another seat of the stage, for my step or the next."""
+        """Meant for this seat, from the active holder of another seat of the stage."""
         if offer.receiver != self._me or offer.sender == self._me or offer.sender.stage != self._me.stage:
             return False
-        if not 0 <= offer.sender.replica < self._settings.num_replicas or view(offer.sender) != peer:
-            return False
-        return self._step >= 0 and offer.outer_step in (self._step, self._step + 1)
+        return 0 <= offer.sender.replica < self._settings.num_replicas and view(offer.sender) == peer
 
     def _is_asking_a_third(self, offer: Offer) -> bool:
         mine = None if self._out is None else self._out[0]

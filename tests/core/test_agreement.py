@@ -1,0 +1,312 @@
+"""With whom: the rules of DESIGN 5a on one agreement, and on small stages of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noloco_node.core import limits, pairing
+from noloco_node.core.agreement import Agreed, Agreement
+from noloco_node.core.effects import AnswerOffer, Effect, SendOffer
+from noloco_node.core.events import OfferAnswered, OfferReceived, TimePassed
+from noloco_node.core.types import Offer, OfferAnswer, PeerId, Seat, Settings
+
+ME = Seat(0, 0)
+NUM = 5
+
+
+def spec(num_replicas: int = NUM, seed: int = 1) -> Settings:
+    return Settings("run", seed, 1, num_replicas, 1, 1, 0)
+
+
+def seat(replica: int) -> Seat:
+    return Seat(0, replica)
+
+
+def peer(replica: int) -> PeerId:
+    return PeerId(f"p{replica}")
+
+
+def view_of(*replicas: int) -> Callable[[Seat], PeerId | None]:
+    return lambda s: peer(s.replica) if s.stage == 0 and s.replica in replicas else None
+
+
+def pairs(*drawn: tuple[int, int]) -> Callable[[int, int, int, int, int], int | None]:
+    """A draw, the same at every outer step."""
+    table = dict(drawn) | {b: a for a, b in drawn}
+    return lambda seed, stage, step, num, replica: table.get(replica)
+
+
+def in_order(seed: int, stage: int, step: int, replica: int, others: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(others))
+
+
+def agreement(*drawn: tuple[int, int], num_replicas: int = NUM) -> Agreement:
+    return Agreement(spec(num_replicas), ME, pairs(*drawn), in_order)
+
+
+def offer(step: int, sender: int, receiver: int = 0) -> Offer:
+    return Offer(step, seat(sender), seat(receiver))
+
+
+def sent_to(effects: list[Effect]) -> list[int]:
+    return [e.offer.receiver.replica for e in effects if isinstance(e, SendOffer)]
+
+
+def answer_to(one: Agreement, sender: int, step: int, view: Callable[[Seat], PeerId | None]) -> OfferAnswer:
+    effects = one.handle(OfferReceived(9, offer(step, sender), peer(sender)), view, 0.0)
+    return next(e.answer for e in effects if isinstance(e, AnswerOffer))
+
+
+def test_the_drawn_partner_is_offered_first_and_only() -> None:
+    one = agreement((0, 3))
+    effects = one.begin_phase(4, view_of(1, 2, 3, 4), 0.0)
+    assert effects == [SendOffer(Offer(4, ME, seat(3)), peer(3))]
+    assert one.handle(TimePassed(), view_of(1, 2, 3, 4), 1.0) == []
+
+
+def test_agreed_is_kept_for_its_step_and_ends_the_search() -> None:
+    one = agreement((0, 3))
+    view = view_of(1, 2, 3)
+    one.begin_phase(4, view, 0.0)
+    assert one.handle(OfferAnswered(Offer(4, ME, seat(3)), OfferAnswer.AGREED), view, 0.1) == []
+    assert one.partner_of(4) == Agreed(seat(3), peer(3))
+    assert one.partner_of(5) is None
+    assert one.next_deadline is None
+
+
+def test_taken_by_the_drawn_partner_is_final_for_the_step() -> None:
+    one = agreement((0, 3))
+    view = view_of(1, 2, 3)
+    one.begin_phase(4, view, 0.0)
+    assert one.handle(OfferAnswered(Offer(4, ME, seat(3)), OfferAnswer.TAKEN), view, 0.1) == []
+    assert one.handle(TimePassed(), view, 50.0) == []
+    assert sent_to(one.begin_phase(5, view, 60.0)) == [3]
+
+
+@pytest.mark.parametrize("answer", [None, OfferAnswer.LATER])
+def test_silence_and_later_are_tried_again_after_a_second(answer: OfferAnswer | None) -> None:
+    one = agreement((0, 3))
+    view = view_of(3)
+    one.begin_phase(4, view, 0.0)
+    assert one.handle(OfferAnswered(Offer(4, ME, seat(3)), answer), view, 2.0) == []
+    assert one.next_deadline == 2.0 + limits.OFFER_RETRY_S
+    assert one.handle(TimePassed(), view, 2.9) == []
+    assert sent_to(one.handle(TimePassed(), view, 3.0)) == [3]
+
+
+def test_without_its_partner_a_seat_asks_the_others_so_orphaned_one_at_a_time() -> None:
+    one = agreement((0, 3), (1, 2))  # 4 rests, 3 is vacant; 1 and 2 have each other
+    view = view_of(1, 2, 4)
+    assert sent_to(one.begin_phase(0, view, 0.0)) == [4]
+    assert one.handle(TimePassed(), view, 0.5) == []
+
+
+def test_a_taken_orphan_makes_way_for_the_next() -> None:
+    one = agreement((0, 3), (1, 5), (2, 6), num_replicas=7)  # 3, 5, 6 vacant; 4 rests
+    view = view_of(1, 2, 4)
+    assert sent_to(one.begin_phase(0, view, 0.0)) == [1]
+    assert sent_to(one.handle(OfferAnswered(Offer(0, ME, seat(1)), OfferAnswer.TAKEN), view, 0.1)) == [2]
+    assert sent_to(one.handle(OfferAnswered(Offer(0, ME, seat(2)), None), view, 0.2)) == [4]
+    assert one.handle(OfferAnswered(Offer(0, ME, seat(4)), OfferAnswer.TAKEN), view, 0.3) == []
+    assert sent_to(one.handle(TimePassed(), view, 1.2)) == [2]
+
+
+def test_no_more_than_eight_orphans_are_asked() -> None:
+    num = 40
+    one = Agreement(spec(num), ME, lambda *_: None, in_order)
+    view = view_of(*range(1, num))
+    effects, asked = one.begin_phase(0, view, 0.0), []
+    while sent := sent_to(effects):
+        asked += sent
+        effects = one.handle(OfferAnswered(Offer(0, ME, seat(sent[0])), OfferAnswer.TAKEN), view, 1.0)
+    assert asked == list(range(1, 1 + limits.OFFERS_MAX))
+
+
+def test_a_drawn_partner_that_turns_active_is_offered_then() -> None:
+    one = agreement((0, 3), (1, 2))
+    assert one.begin_phase(0, view_of(1, 2), 0.0) == []
+    assert one.seat_sought(view_of(1, 2)) == seat(3)
+    assert sent_to(one.handle(TimePassed(), view_of(1, 2, 3), 5.0)) == [3]
+
+
+def test_a_new_holder_of_a_seat_that_said_taken_is_asked_afresh() -> None:
+    one = agreement((0, 3))
+    one.begin_phase(0, view_of(3), 0.0)
+    one.handle(OfferAnswered(Offer(0, ME, seat(3)), OfferAnswer.TAKEN), view_of(3), 0.1)
+    assert sent_to(one.handle(TimePassed(), lambda s: PeerId("new") if s == seat(3) else None, 0.2)) == [3]
+
+
+def test_a_lone_replica_offers_nothing() -> None:
+    one = Agreement(spec(1), ME)
+    assert one.begin_phase(0, view_of(), 0.0) == []
+    assert one.next_deadline is None
+
+
+def test_the_drawn_partner_is_agreed_with_for_this_step_and_the_next() -> None:
+    one = agreement((0, 3))
+    view = view_of(1, 3)
+    one.begin_phase(4, view_of(), 0.0)
+    assert answer_to(one, 3, 3, view) is OfferAnswer.TAKEN
+    assert answer_to(one, 3, 4, view) is OfferAnswer.AGREED
+    assert answer_to(one, 3, 5, view) is OfferAnswer.AGREED
+    assert answer_to(one, 3, 6, view) is OfferAnswer.TAKEN
+    assert one.partner_of(5) == Agreed(seat(3), peer(3))
+
+
+def test_others_are_taken_while_the_drawn_partner_is_active() -> None:
+    one = agreement((0, 3))
+    one.begin_phase(4, view_of(1, 3), 0.0)
+    assert answer_to(one, 1, 5, view_of(1, 3)) is OfferAnswer.TAKEN
+    assert answer_to(one, 1, 5, view_of(1)) is OfferAnswer.AGREED
+
+
+def test_later_while_an_offer_to_a_third_is_out() -> None:
+    one = agreement((0, 3), (1, 5), (2, 6), num_replicas=7)
+    view = view_of(1, 2)
+    assert sent_to(one.begin_phase(0, view, 0.0)) == [1]
+    assert answer_to(one, 2, 0, view) is OfferAnswer.LATER
+    assert answer_to(one, 2, 1, view) is OfferAnswer.AGREED, "the offer that is out concerns another step"
+
+
+def test_crossing_offers_agree() -> None:
+    one = agreement((0, 3))
+    view = view_of(3)
+    assert sent_to(one.begin_phase(0, view, 0.0)) == [3]
+    assert answer_to(one, 3, 0, view) is OfferAnswer.AGREED
+    one.handle(OfferAnswered(Offer(0, ME, seat(3)), OfferAnswer.AGREED), view, 0.1)
+    assert one.partner_of(0) == Agreed(seat(3), peer(3))
+
+
+def test_an_agreement_is_never_replaced() -> None:
+    one = agreement((0, 3))
+    one.begin_phase(0, view_of(), 0.0)
+    assert answer_to(one, 3, 0, view_of(3)) is OfferAnswer.AGREED
+    assert answer_to(one, 1, 0, view_of(1)) is OfferAnswer.TAKEN
+    assert one.handle(TimePassed(), view_of(1), 1.0) == []
+    moved = one.handle(
+        OfferReceived(1, offer(0, 3), PeerId("new")), lambda s: PeerId("new") if s == seat(3) else None, 2.0
+    )
+    assert moved == [AnswerOffer(1, OfferAnswer.TAKEN)]
+    assert one.partner_of(0) == Agreed(seat(3), peer(3))
+
+
+def test_a_repeated_offer_of_the_partner_hears_agreed_again_even_after_the_boundary() -> None:
+    one = agreement((0, 3))
+    one.begin_phase(0, view_of(), 0.0)
+    assert answer_to(one, 3, 0, view_of(3)) is OfferAnswer.AGREED
+    one.end_phase(0)
+    assert answer_to(one, 3, 0, view_of(3)) is OfferAnswer.AGREED
+    assert answer_to(one, 1, 0, view_of(1)) is OfferAnswer.TAKEN
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Offer(0, seat(3), seat(1)),  # meant for another seat
+        Offer(0, Seat(1, 3), ME),  # of another stage
+        Offer(0, seat(0), ME),  # from my own seat
+        Offer(0, seat(1), ME),  # from a seat that the caller does not hold
+        Offer(0, seat(99), ME),  # from no seat at all
+        Offer(-1, seat(3), ME),
+    ],
+)
+def test_an_improper_offer_is_taken(bad: Offer) -> None:
+    one = agreement((0, 3))
+    one.begin_phase(0, view_of(), 0.0)
+    assert one.handle(OfferReceived(1, bad, peer(3)), view_of(1, 3), 0.0)[0] == AnswerOffer(1, OfferAnswer.TAKEN)
+    assert one.partner_of(bad.outer_step) is None
+
+
+def test_before_the_first_phase_every_offer_is_taken() -> None:
+    assert answer_to(agreement((0, 3)), 3, 0, view_of(3)) is OfferAnswer.TAKEN
+
+
+def test_an_answer_after_the_boundary_changes_nothing() -> None:
+    one = agreement((0, 3))
+    one.begin_phase(0, view_of(3), 0.0)
+    one.end_phase(0)
+    one.handle(OfferAnswered(Offer(0, ME, seat(3)), OfferAnswer.AGREED), view_of(3), 0.1)
+    assert one.partner_of(0) is None
+    assert one.partner_of(1) is None
+
+
+# --- several agreements ----------------------------------------------------------------------------
+
+
+def settle(
+    num: int, active: list[int], views: dict[int, set[int]], order: Callable[[int], int], seed: int = 1, step: int = 0
+) -> dict[int, Agreement]:
+    """Every active seat begins the phase; messages arrive one at a time in an order that `order` picks."""
+    settings_of = spec(num, seed)
+    stage = {r: Agreement(settings_of, seat(r)) for r in active}
+    view = {r: view_of(*views[r]) for r in active}
+    waiting: list[tuple[int, object]] = []
+    now = 0.0
+
+    def act(r: int, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SendOffer):
+                waiting.append((effect.offer.receiver.replica, OfferReceived(0, effect.offer, peer(r))))
+            elif isinstance(effect, AnswerOffer):
+                assert current is not None
+                waiting.append((current.sender.replica, OfferAnswered(current, effect.answer)))
+
+    current: Offer | None = None
+    for r in active:
+        act(r, stage[r].begin_phase(step, view[r], now))
+    for _ in range(500):
+        if waiting:
+            r, event = waiting.pop(order(len(waiting)))
+            current = event.offer if isinstance(event, OfferReceived) else None
+            act(r, stage[r].handle(event, view[r], now))  # type: ignore[arg-type]
+            continue
+        deadlines = [d for one in stage.values() if (d := one.next_deadline) is not None]
+        if not deadlines:
+            return stage
+        now = min(deadlines)
+        for r, one in stage.items():
+            act(r, one.handle(TimePassed(), view[r], now))
+    raise AssertionError("the stage does not settle")
+
+
+def assert_mutual(stage: dict[int, Agreement], step: int = 0) -> None:
+    for r, one in stage.items():
+        agreed = one.partner_of(step)
+        if agreed is not None:
+            assert stage[agreed.seat.replica].partner_of(step) == Agreed(seat(r), peer(r))
+
+
+@given(num=st.integers(1, 9), seed=st.integers(0, 50), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_with_one_view_at_most_one_active_seat_stays_alone(num: int, seed: int, data: st.DataObject) -> None:
+    active = sorted(data.draw(st.sets(st.integers(0, num - 1), min_size=1)))
+    views = {r: set(active) - {r} for r in active}
+    stage = settle(num, active, views, lambda n: data.draw(st.integers(0, n - 1)), seed)
+    assert_mutual(stage)
+    for r in active:
+        drawn = pairing.partner(seed, 0, 0, num, r)
+        if drawn in active:
+            assert stage[r].partner_of(0) == Agreed(seat(drawn), peer(drawn)), "active drawn partners keep each other"
+    alone = [r for r in active if stage[r].partner_of(0) is None]
+    assert len(alone) <= 1
+
+
+@given(num=st.integers(2, 6), seed=st.integers(0, 50), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_with_different_views_agreements_are_still_mutual(num: int, seed: int, data: st.DataObject) -> None:
+    active = list(range(num))
+    subsets = st.sets(st.integers(0, num - 1))
+    views = {r: data.draw(subsets) - {r} for r in active}
+    assert_mutual(settle(num, active, views, lambda n: data.draw(st.integers(0, n - 1)), seed))
+
+
+@pytest.mark.parametrize(("num", "vacant"), [(3, {0}), (4, {0}), (4, {0, 1}), (5, {1, 3}), (5, {4}), (5, {0, 1, 2})])
+def test_orphans_find_each_other(num: int, vacant: set[int]) -> None:
+    active = [r for r in range(num) if r not in vacant]
+    for seed in range(20):
+        stage = settle(num, active, {r: set(active) - {r} for r in active}, lambda n: 0, seed)
+        assert sum(one.partner_of(0) is not None for one in stage.values()) == len(active) // 2 * 2
