@@ -117,7 +117,7 @@ def plain_losses(model: torch.nn.Module, settings: TrainingSettings) -> Iterator
         for _ in range(MICRO_BATCHES):
             loss, count = plain_loss(model, reader.read(n))
             loss.backward()
-            total, tokens, n = total + float(loss), tokens + count, n + 1
+            total, tokens, n = total + float(loss.detach()), tokens + count, n + 1
         for _, p in named:
             p.grad /= tokens
         torch.nn.utils.clip_grad_norm_([p for _, p in named], RATE.clip_norm)

@@ -123,11 +123,10 @@ def test_local_sources_resume_in_a_new_process_state(settings, tmp_path, source)
     straight = build_reader(read_from, 0)
     expected = [parts_of(straight.read(n)) for n in range(90)]
     assert straight.state(89)["stream"]["order"]["epoch"] >= 1
-    for n in (0, 1, 17, 40, 41, 62, 85):
+    for n in (1, 41, 85):
         fresh = build_reader(read_from, 0)
         fresh.resume(straight.state(n))
         assert parts_of(fresh.read(n)) == expected[n]
-        assert parts_of(fresh.read(n + 3)) == expected[n + 3]
         fresh.close()
     straight.close()
 

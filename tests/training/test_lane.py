@@ -1,0 +1,121 @@
+"""The training thread: jobs in call order, the same results as without threads, a clean end."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from noloco_node.core.types import Seat
+from noloco_node.errors import BadCheckpoint, BadData, DeviceFailed, LocalProtocolError
+from noloco_node.training.initialisation import stage_hash
+from noloco_node.training.lane import TrainingLane
+from noloco_node.training.settings import TrainerPlace
+
+
+@pytest.fixture
+async def lane(settings, tmp_path):
+    made = TrainingLane(settings, TrainerPlace(Seat(0, 0), "cpu", tmp_path / "lane", threads=1))
+    yield made
+    await made.close()
+
+
+async def test_lane_gives_the_bits_of_the_trainer_without_threads(lane, make_trainer):
+    await lane.initialise()
+    plain = make_trainer()
+    plain.initialise()
+    for n in range(4):
+        batch = await lane.draw(n)
+        result = await lane.forward(n, batch, count=True)
+        assert result.loss_sum == plain.forward(n, plain.draw(n), count=True).loss_sum
+        await lane.forget(n)
+        assert await lane.inner_step(tokens=40, position=n) == plain.inner_step(tokens=40, position=n)
+    boundary = await lane.take_boundary(0)
+    assert boundary.digest == plain.take_boundary(0).digest
+    assert stage_hash(lane._trainer.stage) == stage_hash(plain.stage)
+    assert lane.tensor_bytes == plain.tensor_bytes
+
+
+async def test_jobs_run_in_call_order_on_one_thread(lane):
+    await lane.prepare()
+    seen = []
+    jobs = [lane._run(lambda i=i: seen.append((i, threading.current_thread().name))) for i in range(20)]
+    await asyncio.gather(*jobs)
+    assert [i for i, _ in seen] == list(range(20))
+    assert len({name for _, name in seen}) == 1 != threading.current_thread().name
+
+
+async def test_exchange_of_two_lanes_ends_with_equal_sums(settings, tmp_path):
+    both = replace(settings, num_replicas=2)
+    lanes = [TrainingLane(both, TrainerPlace(Seat(0, r), "cpu", tmp_path / str(r), threads=1)) for r in range(2)]
+    for each in lanes:
+        await each.initialise()
+        await each.forward(0, await each.draw(0), count=True)
+        await each.inner_step(tokens=40, position=0)
+    x = [(await each.take_boundary(7)).tensor for each in lanes]
+    verdicts = [await each.verify(7, x[1 - r]) for r, each in enumerate(lanes)]
+    assert [verdict.reason for verdict in verdicts] == ["", ""]
+    assert verdicts[0].norm == verdicts[1].norm > 0
+    alone = sum(phi.double().sum() for each in lanes for phi in each._trainer.outer.slow_weights().values())
+    for each in lanes:
+        await each.add_correction(7)
+        await each.release_exchange(7)
+    paired = sum(phi.double().sum() for each in lanes for phi in each._trainer.outer.slow_weights().values())
+    assert float(paired) == pytest.approx(float(alone), rel=1e-6)
+    for each in lanes:
+        await each.close()
+
+
+async def test_checkpoint_is_awaited_twice_copied_then_on_disk(lane, settings, tmp_path):
+    await lane.initialise()
+    written = await lane.save_checkpoint(outer_step=2, inner_step=1, data_next=5, notes={"partner": "0.1"})
+    path = await written
+    assert path.name == "step-000002.safetensors"
+    loaded = await lane.load_checkpoint()
+    assert (loaded.outer_step, loaded.inner_step, loaded.data_next) == (2, 1, 5)
+    assert (await lane.load_state_file(path)).outer_step == 2
+
+
+async def test_faults_of_a_job_reach_the_caller_and_the_lane_lives_on(lane, settings, tmp_path):
+    with pytest.raises(LocalProtocolError):
+        await lane.draw(0)
+    with pytest.raises(BadCheckpoint):
+        await lane.load_checkpoint()
+    await lane.initialise()
+    with pytest.raises(LocalProtocolError):
+        await lane.drop_graph(99)
+    assert (await lane.draw(0)).id.n == 0
+
+
+async def test_missing_data_and_device_are_said_at_the_start(settings, tmp_path):
+    missing = replace(settings, data=replace(settings.data, path="/no/such/place"))
+    for made, refusal in (
+        (TrainingLane(missing, TrainerPlace(Seat(0, 0), "cpu", tmp_path)), BadData),
+        (TrainingLane(settings, TrainerPlace(Seat(0, 0), "cuda:99", tmp_path)), DeviceFailed),
+    ):
+        with pytest.raises(refusal):
+            await made.initialise()
+        await made.close()
+
+
+async def test_device_out_of_memory_is_device_failed(lane):
+    def exhaust() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(DeviceFailed, match="out of memory"):
+        await lane._run(exhaust)
+
+
+async def test_threads_are_those_of_the_place(lane):
+    assert await lane._run(torch.get_num_threads) == 1
+
+
+async def test_close_ends_every_thread(settings, tmp_path):
+    before = set(threading.enumerate())
+    made = TrainingLane(settings, TrainerPlace(Seat(0, 0), "cpu", tmp_path))
+    await made.initialise()
+    await made.draw(0)
+    assert {thread.name for thread in set(threading.enumerate()) - before} >= {"noloco-train_0", "noloco-read_0"}
+    await made.close()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("noloco")]
