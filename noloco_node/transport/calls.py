@@ -56,7 +56,7 @@ def peer_errors(peer: PeerId) -> Iterator[None]:
             raise HopBusy(words) from fault
         raise PeerLost(f"{peer}: {words}") from fault
     except (grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError) as fault:
-        raise PeerLost(f"{peer}: {fault or 'no answer in time'}") from fault
+        raise PeerLost(f"{peer}: {str(fault) or 'no answer in time'}") from fault
     except asyncio.CancelledError:
         if cancelled_from_outside():
             raise

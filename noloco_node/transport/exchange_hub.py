@@ -97,7 +97,7 @@ class GrpcExchangeHub:
         if link is None:
             return
         link.release()
-        if link.stream is None and (keeper := self._keepers.get((peer, outer_step))):
+        if link.stream is None and (keeper := self._keepers.pop(link.key, None)):
             keeper.cancel()
         self._forget(link)
 
@@ -179,7 +179,8 @@ class GrpcExchangeHub:
                 if link.wanted:
                     await asyncio.sleep(pause_s)
         finally:
-            self._keepers.pop(link.key, None)
+            if self._keepers.get(link.key) is asyncio.current_task():
+                del self._keepers[link.key]
             self._forget(link)
 
     async def _attempt(self, link: Link) -> bool:
@@ -192,7 +193,8 @@ class GrpcExchangeHub:
         finally:
             dial.task.cancel()
             dial.resolved.set()
-            self._dials.pop(link.key, None)
+            if self._dials.get(link.key) is dial:
+                del self._dials[link.key]
         return dial.confirmed
 
     def _judge(self, link: Link, task: asyncio.Task[None]) -> None:

@@ -47,7 +47,7 @@ class Link:
         self.decider: bool | None = None
         self.stream: ExchangeStream | None = None
         self.last_inbound_id = 0
-        self.unsolicited_bytes = 0
+        self.unsolicited_bytes = 0  # on the live stream
         self._inbox: TensorInbox | None = None
         self._inbox_made = asyncio.Event()
         self._messages: deque[ExchangeMessage] = deque(maxlen=limits.LINK_QUEUE_MAX)
@@ -91,6 +91,10 @@ class Link:
         self._drop_inbox()
 
     @property
+    def released(self) -> bool:
+        return self.ever_wanted and not self.wanted
+
+    @property
     def held(self) -> tuple[int, bytes]:
         """(bytes, digest) of the partner's tensor received so far."""
         return (self._inbox.held_bytes, self._inbox.digest) if self._inbox else (0, b"")
@@ -110,6 +114,8 @@ class Link:
             await asyncio.wait((serving,))
         finally:
             serving.cancel()
+            await asyncio.wait((serving,))
+            self._end(stream)
         if not serving.cancelled():
             serving.result()
 
@@ -135,6 +141,8 @@ class Link:
         if not stream.outbound:
             self.last_inbound_id = stream.stream_id
         self._messages.clear()
+        self._tensor = None
+        self.unsolicited_bytes = 0
         self._heard_at = self._chunk_at = self._now()
         if self._inbox is not None:
             self._inbox.restart()
@@ -151,12 +159,13 @@ class Link:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._end()
 
-    def _end(self) -> None:
-        self.stream = None
-        self._tensor = None
-        self._vacant.set()
+    def _end(self, stream: ExchangeStream) -> None:
+        """Unless another stream has taken its place already."""
+        if self.stream is stream:
+            self.stream = None
+            self._tensor = None
+            self._vacant.set()
 
     async def _read(self, stream: ExchangeStream) -> None:
         while data := await stream.read():
@@ -179,11 +188,13 @@ class Link:
 
     async def _take_chunk(self, frame: ExchangeFrame, payload: memoryview) -> None:
         self._ports.meter.received("exchange", len(payload))
-        if self._inbox is None and self.unsolicited_bytes == 0:
+        if self._inbox is None and self.unsolicited_bytes == 0 and not self.released:
             await self._wait_for_inbox()
         if self._inbox is None:
             self._discard(len(payload))
             return
+        if self.unsolicited_bytes:
+            raise PeerLost("the tensor began before it was expected: once more from the start")
         self._chunk_at = self._now()
         try:
             self._inbox.add(frame.chunk, payload)

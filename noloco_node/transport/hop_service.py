@@ -10,7 +10,7 @@ import grpc
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
-from noloco_node.errors import HopDropped, RemoteProtocolError
+from noloco_node.errors import HopBusy, HopDropped, RemoteProtocolError
 from noloco_node.ports import HopAnswer, PipelineHandler
 from noloco_node.transport.door import Context, Door
 from noloco_node.transport.frames import join_frame, split_frame
@@ -166,6 +166,8 @@ class HopVisit:
     async def _deliver(self, answer: asyncio.Future[HopAnswer]) -> None:
         try:
             result = answer.result()
+        except HopBusy:  # handed back unbegun
+            await self._say(HopReply(busy=Busy()))
         except HopDropped as dropped:
             await self._say(HopReply(dropped=Dropped(reason=str(dropped)[: limits.REASON_CHARS_MAX])))
         except asyncio.CancelledError:

@@ -1,0 +1,167 @@
+"""A newcomer fetches a checkpoint file: whole, resumed, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from swarm import CAROL, Node, Swarm, until
+
+from noloco_node.core import limits
+from noloco_node.errors import DiskFailed, PeerLost, RemoteProtocolError
+from noloco_node.transport import state_service
+from noloco_node.transport.state_shelf import PinnedFile, StateShelf
+
+CONTENT = random.Random(1).randbytes(5 * limits.MIB + 77)
+
+
+@pytest.fixture
+def donor(bob: Node, tmp_path: Path) -> Node:
+    path = tmp_path / "step-12.ckpt"
+    path.write_bytes(CONTENT)
+    bob.driver.file = (path, 12)
+    return bob
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    folder = tmp_path / "newcomer"
+    folder.mkdir()
+    return folder / "state.ckpt"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LINK_REOPEN_S", 0.05)
+
+
+def assert_whole(into: Path) -> None:
+    assert into.read_bytes() == CONTENT
+    assert list(into.parent.iterdir()) == [into]
+
+
+def assert_absent(into: Path) -> None:
+    assert not into.exists()
+
+
+async def test_file_arrives_whole_with_its_outer_step(alice: Node, donor: Node, into: Path) -> None:
+    assert await alice.network.fetch_state(donor.peer, into) == 12
+    assert_whole(into)
+    assert donor.moved("state", "sent") == alice.moved("state", "received") == len(CONTENT)
+
+
+async def test_cut_download_goes_on_at_the_offset(
+    alice: Node, donor: Node, peers: Swarm, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    for part in (1, 2):
+        await until(lambda part=part: alice.moved("state", "received") > part * len(CONTENT) // 3)
+        peers.wires.cut()
+    assert await fetching == 12
+    assert_whole(into)
+    assert alice.moved("state", "received") == len(CONTENT)
+
+
+async def test_later_attempt_goes_on_with_the_same_donor(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: alice.moved("state", "received") > len(CONTENT) // 2)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    assert_absent(into)
+    await alice.network.fetch_state(donor.peer, into)
+    assert_whole(into)
+    assert alice.moved("state", "received") < 1.2 * len(CONTENT)
+
+
+async def test_another_donor_means_starting_again(
+    alice: Node, donor: Node, peers: Swarm, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    carol = await peers.add(CAROL)
+    carol.driver.file = donor.driver.file
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: alice.moved("state", "received") > len(CONTENT) // 2)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    await alice.network.fetch_state(carol.peer, into)
+    assert_whole(into)
+    assert carol.moved("state", "sent") == len(CONTENT)
+
+
+async def test_donor_that_dies_leaves_no_file(alice: Node, donor: Node, peers: Swarm, into: Path) -> None:
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: alice.moved("state", "received") > 0)
+    peers.wires.unreachable.add(donor.peer)
+    peers.wires.cut()
+    with pytest.raises(PeerLost):
+        await fetching
+    assert_absent(into)
+
+
+async def test_file_deleted_meanwhile_is_still_sent_whole(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: alice.moved("state", "received") > 0)
+    assert donor.driver.file is not None
+    donor.driver.file[0].unlink()
+    assert await fetching == 12
+    assert_whole(into)
+
+
+async def test_donor_without_a_checkpoint_says_so(alice: Node, bob: Node, into: Path) -> None:
+    with pytest.raises(PeerLost, match="no checkpoint yet"):
+        await alice.network.fetch_state(bob.peer, into)
+
+
+async def test_upload_beyond_the_cap_is_busy(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STATE_UPLOADS_MAX", 0)
+    monkeypatch.setattr(limits, "STATE_RESUMES_MAX", 1)
+    with pytest.raises(PeerLost, match="busy"):
+        await alice.network.fetch_state(donor.peer, into)
+
+
+async def test_changed_bytes_are_refused_with_a_strike(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PinnedFile, "read", lambda self, offset, size: bytes(min(size, self.size_bytes - offset)))
+    with pytest.raises(RemoteProtocolError, match="digest"):
+        await alice.network.fetch_state(donor.peer, into)
+    assert list(into.parent.iterdir()) == []
+    assert alice.gate.strikes == [(donor.peer, "the checkpoint's digest is wrong")]
+
+
+async def test_early_end_is_refused(alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(self: object, file: PinnedFile, offset: int, context: object) -> None:
+        frame = state_service.end_frame(state_service.StateFrame, file.size_bytes, 0, file.digest)
+        await context.write(frame)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(state_service.StateService, "_send", at_once)
+    with pytest.raises(RemoteProtocolError, match="ended after"):
+        await alice.network.fetch_state(donor.peer, into)
+
+
+async def test_unwritable_place_is_a_disk_fault(alice: Node, donor: Node, tmp_path: Path) -> None:
+    with pytest.raises(DiskFailed):
+        await alice.network.fetch_state(donor.peer, tmp_path / "missing" / "state.ckpt")
+
+
+async def test_shelf_digests_a_file_once_and_lets_it_go(donor: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = StateShelf(donor.driver)
+    first = await shelf.newest()
+    assert first is not None
+    assert await shelf.newest() is first
+    monkeypatch.setattr(limits, "STATE_PIN_S", -1.0)
+    second = await shelf.newest()
+    assert second is not first
+    assert first.handle.closed
+    shelf.close()
