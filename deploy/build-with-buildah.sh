@@ -2,12 +2,10 @@
 # Builds the image without a Docker engine and starts it once: `noloco-node version`, `--help`.
 #
 # Needs buildah and debootstrap, and root. The base image is made here from a Debian suite, so that nothing is pulled
-# from an image registry. Where to get packages from is this machine's affair:
-#   DEBIAN_MIRROR   mirror for debootstrap (default: debootstrap's own)
-#   APT_CONF        apt.conf file used while building          APT_SOURCES   sources.list used while building
-#   PIP_CONF        pip.conf file used while building          CA_BUNDLE     certificates used while building
-#   TORCH_INDEX     package index of the torch build
-# They are mounted or passed while building and are no part of the image.
+# from an image registry. Where packages come from is this machine's affair, and no part of the image:
+#   DEBIAN_SUITE, DEBIAN_MIRROR   for debootstrap (default: bookworm, its own mirror)
+#   TORCH_INDEX                   package index of the torch build
+#   BUILD_VOLUMES                 "host:container:ro ...", mounted while building only: pip.conf, wheels, certificates
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -31,11 +29,10 @@ make_base() {
 }
 
 build() {
-    local options=(--build-arg "BASE_IMAGE=${base}" --build-arg "TORCH_INDEX=${TORCH_INDEX:-}" --format docker)
-    [[ -z "${APT_CONF:-}" ]] || options+=(--volume "${APT_CONF}:/etc/apt/apt.conf.d/99build:ro")
-    [[ -z "${APT_SOURCES:-}" ]] || options+=(--volume "${APT_SOURCES}:/etc/apt/sources.list:ro")
-    [[ -z "${PIP_CONF:-}" ]] || options+=(--volume "${PIP_CONF}:/etc/pip.conf:ro")
-    [[ -z "${CA_BUNDLE:-}" ]] || options+=(--volume "${CA_BUNDLE}:/etc/ssl/certs/build.pem:ro")
+    local options=(--build-arg "BASE_IMAGE=${base}" --build-arg "TORCH_INDEX=${TORCH_INDEX:-}" --format docker) volume
+    for volume in ${BUILD_VOLUMES:-}; do
+        options+=(--volume "${volume}")
+    done
     buildah build "${options[@]}" --tag "${tag}" "${here}"
 }
 
