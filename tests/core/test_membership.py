@@ -6,6 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count, pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
@@ -351,6 +355,42 @@ def test_a_suspended_holder_rechecks_before_it_renews() -> None:
     assert [e for _, e in node.effects[before:]] == [do.ReadSeats((Seat(0, 0),))]
 
 
+def test_any_event_after_a_suspension_brings_the_recheck() -> None:
+    board = Board()
+    board.start("keeper", Seat(1, 1), peers=False)
+    node = board.start("a", Seat(0, 0))
+    board.run(30.0)
+    unrelated = SeatRecord("r", Seat(0, 1), PeerId("b"), 1, 1, WALL_MS, WALL_MS + 5_060_000, SeatState.ACTIVE)
+    assert node.membership.handle(ev.RecordLearnt(unrelated, 60.0), 5000.0) == [do.ReadSeats((Seat(0, 0),))]
+    assert node.membership.step is Claiming.RECHECKING
+
+
+def test_a_renewed_claim_that_nobody_took_is_checked_again() -> None:
+    board = Board()
+    board.start("keeper", Seat(1, 1), peers=False)
+    node = board.start("a", Seat(0, 0))
+    board.run(30.0)
+    node.cut_off = True
+    while node.membership.step is not Claiming.RECHECKING:
+        board.run(board.now + 1)
+    node.cut_off = False
+    while node.membership.step is not Claiming.RECLAIMING:
+        board.run(board.now + DELAY_S / 2)
+    node.cut_off = True
+    board.run(board.now + DELAY_S)
+    assert node.membership.step is Claiming.RECHECKING
+
+
+def test_who_held_a_seat_once_waits_for_it_even_if_waiting_was_not_asked_for() -> None:
+    board = Board()
+    node = board.start("a", Seat(0, 0), peers=False, spare_allowed=False)
+    board.run(10.0)
+    better = SeatRecord("r", Seat(0, 0), PeerId("b"), 1, 1, WALL_MS - 1000, WALL_MS + 70_000, SeatState.ACTIVE)
+    board.tell(node, ev.RecordLearnt(better, 60.0))
+    assert node.left is None
+    assert node.membership.step is Claiming.SPARE
+
+
 def test_answered_calls_confirm_a_claim_while_the_dht_is_gone() -> None:
     board = Board()
     board.start("keeper", Seat(1, 1), peers=False)
@@ -383,6 +423,8 @@ def test_a_claim_that_nobody_saw_is_made_anew_when_the_swarm_is_back() -> None:
     while node.membership.step is not Claiming.PUBLISHING:
         board.run(board.now + DELAY_S / 2)
     node.cut_off = True
+    board.run(board.now + DELAY_S)
+    assert node.membership.step is Claiming.CHECKING
     board.run(60.0)
     assert not node.membership.is_holder
     node.cut_off = False
@@ -425,8 +467,8 @@ def test_leaving_before_any_publication_says_nothing() -> None:
 
 
 def test_a_large_table_costs_a_bounded_number_of_look_ups() -> None:
-    settings = replace(SETTINGS, num_replicas=5000)
-    board = Board(settings)
+    wide = replace(SETTINGS, num_replicas=5000)
+    board = Board(wide)
     board.start("keeper", Seat(1, 1), peers=False)
     node = board.start("a")
     board.run(100.0)
@@ -437,8 +479,8 @@ def test_a_large_table_costs_a_bounded_number_of_look_ups() -> None:
 
 
 def test_renewals_read_watched_seats_and_sweep_the_rest() -> None:
-    settings = replace(SETTINGS, num_replicas=100)
-    board = Board(settings)
+    wide = replace(SETTINGS, num_replicas=100)
+    board = Board(wide)
     node = board.start("a", Seat(0, 7), peers=False)
     board.run(10.0)
     watched = [Seat(1, 50), Seat(1, 51)]
@@ -465,3 +507,32 @@ def test_a_shared_roster_is_the_one_that_learns() -> None:
     membership.handle(ev.RecordLearnt(record, 60.0), 0.0)
     assert membership.roster is roster
     assert roster.holder(Seat(0, 1), 1.0) == record
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_after_any_trouble_every_seat_has_exactly_one_holder(chance: Random) -> None:
+    """Six nodes for four seats are cut off, killed and restarted at random; then the net is whole again.
+
+    Afterwards every seat is held once within lease + settle + skew and the time of a few look-ups and pauses.
+    """
+    board = Board()
+    board.start("seed", peers=False)
+    for name in "abcde":
+        board.start(name)
+    for restart in range(12):
+        board.run(board.now + chance.uniform(0, 40))
+        node = chance.choice(board.nodes)
+        if chance.random() < 0.5:
+            node.cut_off = not node.cut_off
+        else:
+            name = str(node.membership._peer)
+            board.stop(node)
+            board.start(name, peers=name != "seed", incarnation=10 + restart)
+    for node in board.nodes:
+        node.cut_off = False
+    board.run(board.now + 3 * SETTINGS.lease_s)
+    assert all(node.left is None for node in board.nodes)
+    assert seats_of(board) == [Seat(0, 0), Seat(0, 1), Seat(1, 0), Seat(1, 1)]
+    board.run(board.now + SETTINGS.lease_s)
+    assert len(seats_of(board)) == 4

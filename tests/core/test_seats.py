@@ -74,6 +74,11 @@ def test_a_record_with_greater_seq_but_earlier_end_is_refused(roster: Roster) ->
     assert roster.holder(SEAT, 21) == kept
 
 
+def test_an_older_record_with_a_later_end_is_refused(roster: Roster) -> None:
+    learn(roster, record(at=20, lease_s=30), 20)
+    assert not learn(roster, record(at=10, lease_s=60), 20)
+
+
 def test_a_record_ends_with_its_lease(roster: Roster) -> None:
     learn(roster, record(at=0), 0)
     assert roster.next_expiry(0) == 60
