@@ -166,6 +166,14 @@ def parse_peer(text: str) -> Address:
     return address
 
 
+def parse_announced(text: str) -> Address:
+    """An address told to others in place of our own: multiaddr text with a port. Raises ValueError."""
+    address = parse_address(text)
+    if address.tcp_port == 0:
+        raise ValueError(f"{text!r} names port 0, others need the real one")
+    return address
+
+
 def worth_announcing(addresses: Iterable[Address], *, loopback: bool, allow_private: bool) -> list[Address]:
     """Which of our own addresses others can use, public ones first.
 

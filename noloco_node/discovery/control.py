@@ -67,7 +67,7 @@ class DaemonControl:
 
 
 def _peer_bytes(peer: str) -> bytes:
-    return PeerID.from_base58(peer).to_bytes()
+    return bytes(PeerID.from_base58(peer).to_bytes())
 
 
 def _known(encoded: Iterable[bytes]) -> list[Address]:

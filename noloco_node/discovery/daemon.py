@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.core import limits
-from noloco_node.discovery.addresses import Address
+from noloco_node.discovery.addresses import Address, parse_address
 from noloco_node.discovery.control import DaemonControl
 from noloco_node.discovery.hivemind_library import P2P, P2PDaemonError, hivemind_cli
 from noloco_node.discovery.identity import Identity
@@ -90,25 +90,29 @@ class Daemon:
         timeout_s = self._settings.start_timeout_s
         try:
             p2p = await asyncio.wait_for(kind.create(**self._options()), timeout_s + limits.DAEMON_STOP_S)
-        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError) as error:
+            async with asyncio.timeout(timeout_s):
+                await self._adopt(p2p, DaemonControl(kind.control_path(p2p)))
+        except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, PeerLost) as error:
+            self._p2p = self._control = None
             await _stop(kind.latest)
             raise _failure(error, timeout_s) from error
         except BaseException:
             await asyncio.shield(_stop(kind.latest))
             raise
-        self._p2p = p2p
-        self._control = DaemonControl(kind.control_path(p2p))
+
+    async def _adopt(self, p2p: P2P, control: DaemonControl) -> None:
+        self._p2p, self._control = p2p, control
         self._write_pid_file(p2p._child.pid)
         await self._learn_addresses()
         self._listen = tuple(_with_port_in_use(address, self.addresses) for address in self._listen)
-        await self._on_up(p2p, self._control)
+        await self._on_up(p2p, control)
 
     def _options(self) -> dict[str, Any]:
         """Everything P2P.create takes, so that none of its defaults (UPnP, AutoNAT, public IPFS) applies by itself."""
         reach = self._settings.reach
         return {
             "host_maddrs": [str(address) for address in self._listen],
-            "announce_maddrs": list(self._settings.announce) or None,
+            "announce_maddrs": [str(parse_address(text).without_peer()) for text in self._settings.announce] or None,
             "identity_path": str(self._identity.path.resolve()),
             "check_if_identity_free": False,  # it would start a second p2pd; the lock on the key does this
             "initial_peers": None,  # they are connected to later, so that a dead one does not matter
@@ -175,6 +179,7 @@ class Daemon:
                 return
             except NolocoError as error:
                 log.error("%s", error.cause)
+                self._on_down(error.cause)
                 pause_s = min(max(2 * pause_s, limits.BOOTSTRAP_RETRY_S), limits.DAEMON_RESTART_MAX_S)
 
     def _first_pause(self) -> float:
