@@ -379,6 +379,7 @@ def test_a_renewed_claim_that_nobody_took_is_checked_again() -> None:
     node.cut_off = True
     board.run(board.now + DELAY_S)
     assert node.membership.step is Claiming.RECHECKING
+    assert isinstance(node.effects[-1][1], do.PublishRecord)  # and not before a pause
 
 
 def test_who_held_a_seat_once_waits_for_it_even_if_waiting_was_not_asked_for() -> None:
