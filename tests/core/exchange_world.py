@@ -16,10 +16,11 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.exchange_table import ExchangeState
-from noloco_node.core.types import Commit, Outcome, PeerId, Ready, Seat, Settings, Solo
+from noloco_node.core.types import Begin, Commit, Outcome, PeerId, Ready, Seat, Settings, Solo
 
 GRACE_S, EXCHANGE_MAX_S, PHASE_S = 3.0, 20.0, 30.0
 TENSOR_BYTES = 400
+OFFER_TIMEOUT_S = 6.0
 CHUNKS = 4
 
 
@@ -40,7 +41,10 @@ def settings(num_replicas: int = 2, **changes: object) -> Settings:
 
 @dataclass
 class Faults:
-    """What goes wrong. `cuts`: (from, to) seconds in which nothing passes. Rates are per message."""
+    """What goes wrong. `cuts`: (from, to) seconds in which nothing passes. Rates are per message.
+
+    A BEGIN is the first message of a stream and is lost only with it.
+    """
 
     seed: int = 0
     latency_s: float = 0.05
@@ -338,7 +342,7 @@ class World:
 
         copies = 1 + (self.random.random() < self.faults.double)
         for _ in range(copies):
-            if self.random.random() >= self.faults.loss:
+            if isinstance(message, Begin) or self.random.random() >= self.faults.loss:
                 self.carry(side, other, deliver)
 
     def ask(self, side: Side, offer: do.Offer, peer: PeerId) -> None:
@@ -357,7 +361,7 @@ class World:
                 side.handle(ev.OfferAnswered(offer, answer))
 
         told: list[do.OfferAnswer | None] = []
-        self.at(self.now + 2.0, side.guard(lambda: reply(None)))
+        self.at(self.now + OFFER_TIMEOUT_S, side.guard(lambda: reply(None)))
         if self.random.random() >= self.faults.loss:
             self.carry(side, other, deliver)
 

@@ -290,8 +290,8 @@ def test_a_verdict_on_a_replaced_tensor_is_void() -> None:
     table.hear(begin(LOW))
     table.meet(TensorReceived(K))
     assert table.hear(begin(LOW, incarnation=2))[0] == DropCorrection(K)
-    assert table.meet(TensorVerified(K)) == [], "that was the first one"
     assert table.meet(TensorReceived(K)) == [VerifyTensor(K)]
+    assert table.meet(TensorVerified(K)) == [], "that was the first one"
     assert table.meet(TensorVerified(K)) == [say(Have(K))]
 
 

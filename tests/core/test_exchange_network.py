@@ -13,7 +13,7 @@ from noloco_node.core.types import Begin, Commit, ExchangeMessage, Have, Outcome
 
 STEPS = 3
 A, B = PeerId("p0"), PeerId("p1")
-quickly = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quickly = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def dues(late: float = 0.0, steps: int = STEPS) -> list[float]:
@@ -41,18 +41,18 @@ def lose(world: World, unwanted: type[ExchangeMessage], sender: PeerId, from_s: 
 
 
 spans = st.tuples(st.floats(0, PHASE_S * STEPS), st.floats(0.1, 25)).map(lambda s: (s[0], s[0] + s[1]))
-near_boundary = st.tuples(st.sampled_from(dues()), st.floats(-1, 3), st.floats(0.05, 40)).map(
+near_boundary = st.tuples(st.sampled_from(dues()), st.floats(-1, 20), st.floats(0.05, 40)).map(
     lambda s: (s[0] + s[1], s[0] + s[1] + s[2])
 )
 fault_plans = st.builds(
     Faults,
     seed=st.integers(0, 2**32),
-    latency_s=st.floats(0.001, 1.5),
-    jitter_s=st.floats(0, 1.0),
-    loss=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
+    latency_s=st.floats(0.001, 1.0),
+    jitter_s=st.floats(0, 0.5),
+    loss=st.sampled_from([0.0, 0.2, 0.6]),
     double=st.sampled_from([0.0, 0.3]),
     cuts=st.lists(st.one_of(spans, near_boundary), max_size=4).map(tuple),
-    chunk_s=st.floats(0.01, 6),
+    chunk_s=st.floats(0.01, 4),
     verify_s=st.floats(0.0, 3),
 )
 
@@ -69,7 +69,7 @@ def test_a_quiet_network_pairs_every_step_and_keeps_the_sum() -> None:
     assert sum(side.phi for side in world.sides.values()) == local
 
 
-@given(faults=fault_plans, late=st.floats(-6, 6))
+@given(faults=fault_plans, late=st.floats(-4, 4))
 @quickly
 def test_invariants_hold_whatever_the_network_does(faults: Faults, late: float) -> None:
     world = run(faults, late=late)
