@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -43,6 +43,13 @@ async def learn_record(gatekeeper: Gatekeeper, peer: PeerId, call: Any) -> None:
     record = record_in(await call.initial_metadata())
     if record:
         gatekeeper.learn(peer, record)
+
+
+async def close_call(call: Any) -> None:
+    """All answers are read: take the status that follows. A cancelled call costs gRPC memory (grpc#43360)."""
+    with suppress(grpc.aio.AioRpcError, TimeoutError):
+        async with asyncio.timeout(limits.KEEP_INTERVAL_S):
+            await call.read()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from noloco_node.core import limits
 from noloco_node.core.types import PeerId
 from noloco_node.errors import HopBusy, HopDropped, PeerLost, RemoteProtocolError
 from noloco_node.ports import Gatekeeper, HopAnswer, MicroBatch, TensorBlob
-from noloco_node.transport.calls import learn_record, peer_errors, record_metadata
+from noloco_node.transport.calls import close_call, learn_record, peer_errors, record_metadata
 from noloco_node.transport.channels import Channels, Lane
 from noloco_node.transport.exchange_codec import printable
 from noloco_node.transport.frames import join_frame, split_frame
@@ -59,6 +59,7 @@ class HopClient:
             answer = reading.take(data)
             if answer is not None:
                 await call.done_writing()
+                await close_call(call)
                 return answer
 
 

@@ -97,10 +97,14 @@ class GrpcNetwork:
     async def start(self, handlers: Handlers | None = None) -> None:
         LoopGuard.enter()
         self._started = True
-        self.tunnel.open()
-        self.channels.start()
-        if handlers is not None:
-            await self._serve(handlers)
+        try:
+            self.tunnel.open()
+            self.channels.start()
+            if handlers is not None:
+                await self._serve(handlers)
+        except BaseException:
+            await self.close()
+            raise
 
     async def _serve(self, handlers: Handlers) -> None:
         self.exchange.bind(handlers.exchange)

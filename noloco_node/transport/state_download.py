@@ -16,7 +16,7 @@ from noloco_node.core import limits
 from noloco_node.core.types import PeerId
 from noloco_node.errors import DiskFailed, HopBusy, PeerLost, RemoteProtocolError
 from noloco_node.ports import Gatekeeper
-from noloco_node.transport.calls import learn_record, peer_errors, record_metadata
+from noloco_node.transport.calls import close_call, learn_record, peer_errors, record_metadata
 from noloco_node.transport.channels import Channels, Lane
 from noloco_node.transport.frames import split_frame
 from noloco_node.transport.framing import digest_of
@@ -106,6 +106,7 @@ class StateClient:
             frame, payload = split_frame(StateFrame, data)
             if frame.HasField("end"):
                 check_end(frame, chunks, part)
+                await close_call(call)
                 return
             await asyncio.to_thread(part.add, frame, payload)
             self._meter.received("state", len(payload))

@@ -12,7 +12,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from swarm import ALICE, BOB, Node, Swarm, swarm
+from loopback_swarm import ALICE, BOB, Node, Swarm, swarm
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Any]:

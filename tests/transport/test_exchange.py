@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm import Node, Swarm, until
+from loopback_swarm import Node, Swarm, until
 
 from noloco_node.core import limits
 from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, PeerId, Ready, Seat, Solo, Wait
@@ -297,7 +297,7 @@ async def test_refused_partner_gets_no_link(alice: Node, bob: Node, quick: None)
 
 
 async def test_partner_of_another_run_gets_no_link(peers: Swarm, bob: Node, quick: None) -> None:
-    from swarm import CAROL
+    from loopback_swarm import CAROL
 
     carol = await peers.add(CAROL, run="another")
     carol.network.exchange.open(bob.peer, K, decider=True)

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm import micro_batch
+from loopback_swarm import micro_batch
 
 from noloco_node.core import limits
 from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, Ready, Seat, Solo, Wait

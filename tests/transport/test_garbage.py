@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from loopback_streams import LoopbackStreams
-from swarm import ALICE, CAROL, Node, Swarm, micro_batch, until
+from loopback_swarm import ALICE, CAROL, Node, Swarm, micro_batch, until
 
 from noloco_node.core import limits
 from noloco_node.errors import PeerLost, RemoteProtocolError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm import Node, Swarm, echo, micro_batch, until
+from loopback_swarm import Node, Swarm, echo, micro_batch, until
 
 from noloco_node.core import limits
 from noloco_node.errors import HopBusy, HopDropped, PeerLost

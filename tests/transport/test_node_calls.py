@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from loopback_streams import LoopbackStreams, Wires
-from swarm import ALICE, CAROL, Gate, Node, Swarm
+from loopback_swarm import ALICE, CAROL, Gate, Node, Swarm
 
 from noloco_node.core.types import Offer, OfferAnswer, Seat
 from noloco_node.errors import LocalProtocolError, PeerLost, VersionMismatch, WrongRun

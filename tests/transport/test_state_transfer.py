@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from swarm import CAROL, Node, Swarm, until
+from loopback_swarm import CAROL, Node, Swarm, until
 
 from noloco_node.core import limits
 from noloco_node.errors import DiskFailed, PeerLost, RemoteProtocolError

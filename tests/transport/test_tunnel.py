@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from loopback_streams import LoopbackStreams, Wires
-from swarm import ALICE, BOB, Node, Swarm, micro_batch, until
+from loopback_swarm import ALICE, BOB, Node, Swarm, micro_batch, until
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
@@ -115,6 +115,13 @@ async def test_channels_in_use_are_bounded(alice: Node, bob: Node, monkeypatch: 
     async with alice.network.channels.use(bob.peer, Lane.BULK):
         with pytest.raises(PeerLost, match="in use"):
             await alice.network.hello(bob.peer)
+
+
+async def test_closed_peer_is_lost(alice: Node, bob: Node) -> None:
+    await alice.network.hello(bob.peer)
+    await bob.network.close()
+    with pytest.raises(PeerLost):
+        await alice.network.hello(bob.peer)
 
 
 async def test_closed_network_refuses_calls(alice: Node, bob: Node) -> None:

@@ -126,6 +126,12 @@ class Node:
     def moved(self, service: str, direction: str) -> int:
         return sum(size for name, way, size in self.traffic if (name, way) == (service, direction))
 
+    def forget(self) -> None:
+        """As new, for the next test on the same network."""
+        self.gate.__init__(self.gate.record)  # type: ignore[misc]
+        self.driver.__init__()  # type: ignore[misc]
+        self.traffic.clear()
+
 
 async def started(streams: PeerStreams, peer: PeerId, directory: Path, run: str = RUN, **options: Any) -> Node:
     gate, driver, traffic = Gate(record=f"record of {peer}".encode()), Driver(), []
