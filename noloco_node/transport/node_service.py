@@ -92,7 +92,7 @@ class NodeClient:
         async with self._channels.use(peer, Lane.CONTROL) as channel:
             try:
                 with peer_errors(peer):
-                    stub = getattr(node_pb2_grpc.NodeServiceStub(channel), method)  # type: ignore[no-untyped-call]
+                    stub = getattr(node_pb2_grpc.NodeServiceStub(channel), method)
                     metadata = record_metadata(self._gatekeeper)
                     call = stub(request, timeout=limits.UNARY_DEADLINE_S, metadata=metadata)
                     reply = await call

@@ -43,7 +43,7 @@ class Server:
 
     async def start(self) -> None:
         self._server = grpc.aio.server(options=SERVER, maximum_concurrent_rpcs=limits.CONCURRENT_CALLS_MAX)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(self._services.node, self._server)  # type: ignore[no-untyped-call]
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self._services.node, self._server)
         self._server.add_generic_rpc_handlers(byte_streams(self._services))
         await self._add_standard_services(self._server)
         self._server.add_insecure_port(f"unix:{self._path}")
