@@ -166,13 +166,15 @@ class Agreement:
         Who agreed before and asks again (our answer was lost, or it restarted) hears the same, even while the
         outer step is being traded.
         """
-        if not self._is_proper(offer, peer, view):
+        if not self._is_meant_for_me(offer):
             return OfferAnswer.TAKEN
+        if view(offer.sender) != peer or not 0 <= self._step or offer.outer_step > self._step + 1:
+            return OfferAnswer.LATER  # its record is still on the way to me, or it is ahead: it asks again
         caller = Agreed(offer.sender, peer)
         made = self._made.get(offer.outer_step)
         if made is not None:
             return OfferAnswer.AGREED if made == caller else OfferAnswer.TAKEN
-        if self._step < 0 or offer.outer_step not in (self._step, self._step + 1):
+        if offer.outer_step < self._step:
             return OfferAnswer.TAKEN
         drawn = self._drawn_seat(offer.outer_step, self._me.replica)
         if drawn is not None and drawn != offer.sender and view(drawn) is not None:
@@ -182,11 +184,11 @@ class Agreement:
         self._made[offer.outer_step] = caller
         return OfferAnswer.AGREED
 
-    def _is_proper(self, offer: Offer, peer: PeerId, view: View) -> bool:
-        """Meant for this seat, from the active holder of another seat of the stage."""
+    def _is_meant_for_me(self, offer: Offer) -> bool:
+        """To this seat, from another seat of the stage."""
         if offer.receiver != self._me or offer.sender == self._me or offer.sender.stage != self._me.stage:
             return False
-        return 0 <= offer.sender.replica < self._settings.num_replicas and view(offer.sender) == peer
+        return 0 <= offer.sender.replica < self._settings.num_replicas
 
     def _is_asking_a_third(self, offer: Offer) -> bool:
         mine = None if self._out is None else self._out[0]

@@ -82,6 +82,11 @@ class ExchangeDesk:
     def partner_of(self, outer_step: int) -> Agreed | None:
         return self._agreement.partner_of(outer_step)
 
+    def partner_waits(self, outer_step: int) -> bool:
+        """The agreed partner has begun to trade for a step that is not due here yet."""
+        agreed = self._agreement.partner_of(outer_step)
+        return agreed is not None and self._memory.has_early(outer_step, agreed.peer)
+
     def seat_sought(self, view: View) -> Seat | None:
         """The seat whose record would help now: the drawn partner's, while nobody is known to hold it."""
         return self._agreement.seat_sought(view)

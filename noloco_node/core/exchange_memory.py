@@ -49,6 +49,10 @@ class ExchangeMemory:
         while len(self._closed) > limits.EXCHANGE_MEMORY_STEPS:
             del self._closed[next(iter(self._closed))]
 
+    def has_early(self, outer_step: int, peer: PeerId) -> bool:
+        """The peer's BEGIN for a step not reached here yet has come: it waits."""
+        return (outer_step, peer) in self._early
+
     def take_early(self, outer_step: int, peer: PeerId) -> Begin | None:
         """The BEGIN that `peer` sent for `outer_step` before it was reached here."""
         return self._early.pop((outer_step, peer), None)
