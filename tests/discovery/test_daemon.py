@@ -189,6 +189,7 @@ async def test_killed_owner_leaves_no_daemon_and_restarts_at_once_on_its_port(
     assert socket_folders() == sockets_before
 
 
+@pytest.mark.slow
 async def test_hung_orphan_is_ended_at_the_next_start(tmp_path: Path, sockets_before: set[str]) -> None:
     folder = tmp_path / "node"
     owner, daemon_pid, address = await asyncio.to_thread(start_owner, folder, "127.0.0.1:0")

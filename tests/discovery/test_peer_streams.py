@@ -40,7 +40,7 @@ async def test_protocol_that_nobody_serves_ends_in_an_error_or_at_once(trio: Tri
         writer.write(b"hello\n")
         assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
-    except PeerLost:
+    except (PeerLost, ConnectionError):
         pass
 
 
@@ -55,13 +55,23 @@ async def test_streams_of_one_peer_are_limited(trio: Trio) -> None:
 
     await b.streams.serve(PROTOCOL, hold)
     streams = [await a.streams.open(b.peer_id, PROTOCOL) for _ in range(limits.STREAMS_PER_PEER_MAX + 4)]
-    for _, writer in streams:
-        writer.write(b"x")
-    first_bytes = await asyncio.gather(*(reader.read(1) for reader, _ in streams))
+    try:
+        first_bytes = await asyncio.gather(*(first_byte(*stream) for stream in streams))
+    finally:
+        release.set()
     assert sorted(first_bytes) == [b""] * 4 + [b"!"] * limits.STREAMS_PER_PEER_MAX
     assert b.streams.refused == 4
-    release.set()
-    for _, writer in streams:
+    await until(lambda: not b.streams._tasks)
+
+
+async def first_byte(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Speak first, as libp2p agrees on a protocol lazily. A refused stream ends, or breaks while we write."""
+    writer.write(b"x")
+    try:
+        return await reader.read(1)
+    except ConnectionError:
+        return b""
+    finally:
         writer.close()
 
 
@@ -74,10 +84,8 @@ async def test_failing_handler_closes_its_stream_and_is_counted(trio: Trio) -> N
 
     await b.streams.serve(PROTOCOL, fail)
     reader, writer = await a.streams.open(b.peer_id, PROTOCOL)
-    writer.write(b"x")
-    assert await reader.read() == b""
+    assert await first_byte(reader, writer) == b""
     assert b.streams.failed == 1
-    writer.close()
 
 
 async def test_peer_is_dialled_at_the_addresses_of_its_record(make_node: MakeNode) -> None:
