@@ -155,7 +155,7 @@ class PipelineHandler(Protocol):
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         """None = BUSY, else ADMITTED. The transport cancels the future when the caller is lost.
 
-        The future may raise HopDropped.
+        The future may raise HopDropped, or HopBusy when the micro-batch is handed back unbegun.
         """
         ...
 
@@ -223,7 +223,7 @@ class Gatekeeper(Protocol):
         ...
 
     def admit(self, peer: PeerId, record: bytes, *, needs_lease: bool) -> str:
-        """"" = served; else a short reason (ban, no lease, outranked, other run, forged record ...)."""
+        """ "" = served; else a short reason (ban, no lease, outranked, other run, forged record ...)."""
         ...
 
     def learn(self, peer: PeerId, record: bytes) -> None:
@@ -259,6 +259,10 @@ class Discovery(Protocol):
 
     async def read(self, seat: Seat) -> list[SeatRecord]:
         """Verified live records of the seat. Raises PeerLost when the DHT does not answer."""
+        ...
+
+    def kept(self, seat: Seat) -> list[SeatRecord]:
+        """What this node's own part of the DHT holds of the seat: all there is when nobody else answers."""
         ...
 
     async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:

@@ -49,7 +49,15 @@ def _llama(hidden: int, layers: int, heads: int, positions: int, vocab: int = 26
     }
 
 
-_LOCAL_TIMING = {"grace_s": 20.0, "exchange_max_s": 60.0, "settle_s": 1.0, "idle_close_s": 5.0, "late_s": 30.0}
+_LOCAL_TIMING = {
+    "grace_s": 20.0,
+    "exchange_max_s": 60.0,
+    "lease_s": 20.0,
+    "renew_s": 5.0,
+    "settle_s": 1.0,
+    "idle_close_s": 2.0,
+    "late_s": 30.0,
+}
 
 _TABLES: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -88,6 +88,7 @@ class RunSpec(Section):
             micro_batches=self.batch.micro_batches,
             inner_steps=outer.inner_steps,
             total_outer_steps=outer.total_outer_steps,
+            start_seats=outer.start_seats,
             alpha=outer.alpha,
             beta=outer.beta,
             gamma=outer.gamma,
@@ -142,6 +143,8 @@ def _check_seats(spec: RunSpec) -> None:
     seats = spec.swarm.num_stages * spec.swarm.num_replicas
     if seats > limits.SEATS_MAX:
         raise ValueError(f"[swarm] num_stages * num_replicas is {seats}, above {limits.SEATS_MAX}")
+    if spec.outer.start_seats > seats:
+        raise ValueError(f"[outer] start_seats {spec.outer.start_seats} is above the {seats} seats of the swarm")
 
 
 def _check_outer(spec: RunSpec) -> None:

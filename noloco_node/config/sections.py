@@ -77,6 +77,7 @@ class Inner(Section):
 class Outer(Section):
     inner_steps: int = Field(description="inner steps per outer step (H)", ge=1)
     total_outer_steps: int = Field(0, description="the run ends after so many; 0 = no end", ge=0)
+    start_seats: int = Field(0, description="a new run starts when so many seats are active; 0 = at once", ge=0)
     alpha: float = Field(_core["alpha"], description="momentum of the outer step", ge=0, lt=1)
     beta: float = Field(_core["beta"], description="weight of the outer gradient", gt=0)
     gamma: float = Field(_core["gamma"], description="pull towards the partner; 0 < gamma < 2 (1 - alpha)")

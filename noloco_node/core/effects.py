@@ -96,6 +96,8 @@ class AnswerAdmitted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBusy:
+    """No place, or (after AnswerAdmitted) handed back unbegun: the caller tries the next candidate."""
+
     call: int
 
 

@@ -35,9 +35,9 @@ class Hop:
 
 @dataclass(slots=True)
 class Accounts:
-    """Of the origin: every own micro-batch ends exactly once, `trained` or `dropped`. The rest are extra counts."""
+    """Of the origin: every own micro-batch sent ends exactly once, `trained` or `dropped`. The rest are extra counts."""
 
-    drawn: int = 0
+    sent: int = 0  # own, begun here
     trained: int = 0
     dropped: int = 0
     served: int = 0  # of other origins, added to a step here
@@ -62,6 +62,7 @@ class MicroBatchFlow:
     _steps_closed: int = 0
     _drawing: set[int] = field(default_factory=set)  # n asked for, not here yet
     _draw_next: int = 0
+    _serving_only: bool = False
     _unfinished: set[int] = field(default_factory=set)  # own n drawn and not in a closed step
 
     def __post_init__(self) -> None:
@@ -85,8 +86,8 @@ class MicroBatchFlow:
 
     @property
     def open(self) -> int:
-        """Own micro-batches drawn and not ended."""
-        return self.accounts.drawn - self.accounts.trained - self.accounts.dropped
+        """Own micro-batches sent and not ended."""
+        return self.accounts.sent - self.accounts.trained - self.accounts.dropped
 
     @property
     def data_position(self) -> int:
@@ -98,23 +99,32 @@ class MicroBatchFlow:
             return self._step * self.settings.micro_batches
         return min(self._unfinished, default=self._draw_next)
 
+    @property
+    def data_promise(self) -> int:
+        """What the record tells a successor: a number this node does not pass before it renews the record."""
+        return self._draw_next + limits.DATA_PROMISE if self.is_first else self.data_position
+
     # --- events -----------------------------------------------------------------------------------
 
     def drawn(self, event: ev.MicroBatchDrawn, now: float) -> list[Effect]:
         self._drawing.discard(event.n)
         micro_batch = MicroBatchId(self.seat.replica, event.n)
-        self.accounts.drawn += 1
         self._add(Work(event.call, micro_batch, event.tokens, 0, own=True, arrived_s=now))
         return []
 
-    def arrived(self, event: ev.MicroBatchArrived, now: float) -> list[Effect]:
-        """A hop: a place in the queue, or BUSY. A known id is computed and answered, not added again."""
-        if self.gate.queued >= self._queue_max() and not self.gate.is_expected(event.id):
+    def arrived(self, event: ev.MicroBatchArrived, now: float, *, blocked: bool) -> list[Effect]:
+        """A hop: a place in the queue, or BUSY. A known id is computed and answered, not added again.
+
+        `blocked`: the optimizer waits for a partner, so a full step will not open the next one soon.
+        """
+        full = self.gate.queued >= self._queue_max() or (blocked and self.gate.is_full)
+        if full and not self.gate.is_expected(event.id):
             self.accounts.busy += 1
             return [do.AnswerBusy(event.call)]
         work = Work(event.call, event.id, event.tokens, event.position, own=False, arrived_s=now)
-        work.count = event.id not in self._memory and all(w.id != event.id for w in self._works.values())
-        self.accounts.replayed += not work.count
+        known = event.id in self._memory or any(w.id == event.id for w in self._works.values())
+        work.count = not known and not self._serving_only
+        self.accounts.replayed += known
         self._add(work)
         return [do.AnswerAdmitted(event.call)]
 
@@ -210,6 +220,7 @@ class MicroBatchFlow:
     def start_forward(self, work: Work, position: int, now: float) -> Effect:
         if work.own:
             work.position = position
+            self.accounts.sent += 1
         self.gate.admit(work, now)
         return do.RunForward(work.call, count=work.count)
 
@@ -225,6 +236,23 @@ class MicroBatchFlow:
         self._forget_old_ids()
         self._open_step()
         return totals
+
+    def serve_only(self) -> None:
+        """The run is over here: what still comes is computed and answered, and changes nothing."""
+        self._serving_only = True
+        for work in self.gate.works:
+            work.count = False
+
+    def hand_back(self) -> list[Effect]:
+        """The open step is full and must wait for a partner: others may be starving for what is queued here."""
+        if self.settings.admit is Admit.ORDERED or not self.gate.is_full:
+            return []
+        waiting = [w for w in self._works.values() if w.state is WorkState.QUEUED and not w.own]
+        for work in waiting:
+            self.gate.remove(work)
+            del self._works[work.call]
+            self.accounts.busy += 1
+        return [do.AnswerBusy(work.call) for work in waiting]
 
     def abandon(self) -> list[Effect]:
         """Drop everything that is here: the node stops or loses its seat."""
@@ -281,6 +309,7 @@ class MicroBatchFlow:
         return [do.ReturnGradient(work.call, work.loss_sum, work.loss_tokens, replayed=not work.count)]
 
     def _end(self, work: Work, *, dropped: bool) -> list[Effect]:
+        dropped = dropped and work.state is not WorkState.QUEUED  # read ahead and not begun: nothing is lost
         self.gate.remove(work)
         del self._works[work.call]
         hop = self._hops.pop(work.call, None)

@@ -80,6 +80,7 @@ STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches
 LINGER_S: Final = 2.0  # after the last outer step a node still answers for this long
 DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
 STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time
+STOP_MARGIN_S: Final = 4.0  # of it, kept for closing threads, sockets and the daemon
 HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy
 HOP_GIVE_UP_S: Final = 120.0  # a micro-batch that no candidate takes for so long is dropped
 NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running median

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median_high
 from typing import Any
 
 from noloco_node.core import effects as do
@@ -22,7 +21,8 @@ from noloco_node.core.effects import Effect
 from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.membership import Membership
-from noloco_node.core.types import Admit, Clock, Outcome, PeerId, Phase, Seat, SeatState, Settings
+from noloco_node.core.exchange_table import ExchangeState
+from noloco_node.core.types import Admit, Clock, OfferAnswer, Outcome, PeerId, Phase, Seat, SeatState, Settings
 
 LOOK_AGAIN_S = 1.0  # a vacant seat that is needed now is read again at most this often
 PUBLISH_WAIT_S = 3.0  # how long the last record may take
@@ -55,6 +55,7 @@ class Machine:
     flow: MicroBatchFlow | None = None
     desk: ExchangeDesk | None = None
     membership: Membership = field(init=False)
+    time_clock: schedule.TimeClock | None = field(init=False)
     waits_for: str = ""  # what the node stands still for, in words
     _started: ev.Started = field(default_factory=ev.Started)
     _job: Effect | None = None
@@ -66,11 +67,15 @@ class Machine:
     _final_save: bool = False  # the checkpoint of a stop is taken
     _said_goodbye_s: float | None = None
     _sync_asked: bool = False
+    _is_phase_begun: bool = False
     _looked_s: dict[Seat, float] = field(default_factory=dict)
     _now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.membership = Membership(self.settings, self.peer, self.incarnation, self.wanted)
+        settings = self.settings
+        self.membership = Membership(settings, self.peer, self.incarnation, self.wanted)
+        on_time = settings.clock is Clock.TIME
+        self.time_clock = schedule.TimeClock(self.start_s, settings.outer_interval_s) if on_time else None
 
     # --- entry ------------------------------------------------------------------------------------
 
@@ -80,6 +85,9 @@ class Machine:
         if self.phase is Phase.LEFT:
             return []
         out = self.membership.handle(event, now)
+        if any(isinstance(effect, do.Leave) for effect in out):
+            self.phase = Phase.LEFT
+            return out
         handler = HANDLERS.get(type(event))
         if handler is not None:
             out += handler(self, event)
@@ -92,8 +100,10 @@ class Machine:
         times = [self.membership.next_deadline(self._now)]
         if self.flow is not None and self.desk is not None:
             times += [self.flow.next_deadline(), self.desk.next_deadline(self._now), self._boundary_time()]
-            if self.waits_for:
+            if self.waits_for or self.flow.gate.is_starved(self._now):
                 times.append(self._now + LOOK_AGAIN_S)
+            elif self.flow.gate.is_empty:
+                times.append(self.flow.gate.starves_at_s)
         if self._ending or self.phase is Phase.SYNCING:
             times.append(self._now + LOOK_AGAIN_S)
         known = [max(t, self._now) for t in times if t is not None]
@@ -121,15 +131,17 @@ class Machine:
         if seat is None:
             return []
         self.outer_step, self.inner_step = event.outer_step, event.inner_step
-        if self.settings.clock is Clock.TIME:
-            self.outer_step = max(self.outer_step, schedule.running_interval(self.settings, self.start_s, self._now))
+        if self.time_clock is not None:
+            self.outer_step = max(self.outer_step, self.time_clock.running(self._now))
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
         self.flow = MicroBatchFlow(self.settings, seat, data_next=event.data_next)
         self.desk = ExchangeDesk(self.settings, seat, self.incarnation)
         self.phase = Phase.TRAINING
+        self.membership.watch([*self._replicas_of(seat.stage + 1), *self._replicas_of(seat.stage)])
         if self._is_run_over():
             self._end("finished")
-        return [*self._say_progress(), *self._desk(self.desk.begin_phase(self.outer_step, self.view, self._now))]
+        self._is_phase_begun = False
+        return self._say_progress()
 
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one."""
@@ -158,9 +170,9 @@ class Machine:
     def _ask_for_state(self, seat: Seat) -> list[Effect]:
         """Own checkpoint, else a live replica's, else the seed; a stage that trained waits for a donor."""
         stage = [r for r in self.membership.roster.records(self._now) if r.seat.stage == seat.stage]
-        newest = max((r.outer_step for r in stage if r.peer != self.peer), default=0)
+        newest = self.membership.roster.outer_step_seen(seat.stage)
         own = self._started.checkpoint_step
-        if own is not None and self._started.checkpoint_seat == seat and own + self._stale_steps() >= newest:
+        if own is not None and self._started.checkpoint_seat == seat and own + limits.STALE_STEPS_MAX >= newest:
             return [do.LoadCheckpoint(seat)]
         donors = tuple(r.peer for r in stage if r.checkpoint_step >= 1 and r.peer != self.peer)
         if donors:
@@ -172,9 +184,6 @@ class Machine:
         self.waits_for = ""
         return [do.InitialiseState(seat)]
 
-    def _stale_steps(self) -> int:
-        return limits.STALE_STEPS_MAX
-
     # --- micro-batches ----------------------------------------------------------------------------
 
     def _on_micro_batch_event(self, event: Any) -> list[Effect]:
@@ -185,7 +194,7 @@ class Machine:
             case ev.MicroBatchDrawn():
                 return flow.drawn(event, self._now)
             case ev.MicroBatchArrived():
-                return flow.refuse(event) if self._is_stopping() else flow.arrived(event, self._now)
+                return flow.refuse(event) if self._is_stopping() else self._arrived(flow, event)
             case ev.CallerLost():
                 return flow.caller_lost(event)
             case ev.ForwardDone():
@@ -200,6 +209,10 @@ class Machine:
             case _:
                 self._job = None
                 return flow.backward_done(event, self._now)
+
+    def _arrived(self, flow: MicroBatchFlow, event: ev.MicroBatchArrived) -> list[Effect]:
+        blocked = self.desk is not None and self.desk.blocks_training(self._now)
+        return flow.arrived(event, self._now, blocked=blocked)
 
     def _on_inner_step_done(self, event: ev.InnerStepDone) -> list[Effect]:
         self._job = None
@@ -219,6 +232,8 @@ class Machine:
         self._tell_membership()
         if not self._is_run_over():
             out += self._desk(self.desk.begin_phase(self.outer_step, self.view, self._now))
+        elif self.flow is not None:
+            self.flow.serve_only()
         return out
 
     def _on_correction_added(self, event: ev.CorrectionAdded) -> list[Effect]:
@@ -230,7 +245,7 @@ class Machine:
     def _on_exchange_event(self, event: Any) -> list[Effect]:
         if self.desk is None:
             if isinstance(event, ev.OfferReceived):
-                return [do.AnswerOffer(event.ticket, do.OfferAnswer.TAKEN)]
+                return [do.AnswerOffer(event.ticket, OfferAnswer.TAKEN)]
             return []
         return self._desk(self.desk.handle(event, self.view, self._now))
 
@@ -243,34 +258,41 @@ class Machine:
         return effects
 
     def _boundary_time(self) -> float | None:
-        if self.settings.clock is Clock.TIME and not self._ending:
-            return schedule.due_time(self.settings, self.start_s, self.outer_step)
-        return None
+        if self.time_clock is None or self._ending:
+            return None
+        return self.time_clock.due_s(self.outer_step)
 
     def _is_due(self) -> bool:
         """Is outer step `outer_step` due (DESIGN 5a, When)?"""
         if self._ending or self.flow is None or self._is_run_over():
             return False
-        if self.settings.clock is Clock.TIME:
-            due_s = self._boundary_time()
-            return due_s is not None and self._now >= due_s
+        if self.time_clock is not None:
+            return self.time_clock.due(self.outer_step, self._now)
+        steps = schedule.StepsClock(self.flow.seat.stage, self.settings.inner_steps)
         if not self.flow.gate.is_empty:
             return False
-        if self.flow.is_first:
-            return self.inner_step >= self.settings.inner_steps
-        return bool(self._step_positions) and schedule.is_due_by_positions(
-            self.settings, self.outer_step, self._step_positions
-        )
+        return steps.due(self.outer_step, self.inner_step, self._step_positions) or self._is_left_over()
+
+    def _is_left_over(self) -> bool:
+        """Steps clock, later stages: what would make the step due will not come, and others are further.
+
+        Detours give a replica fewer micro-batches than its share. When nothing comes any more and the partner waits
+        already, or the stage before is gone at the end of the run, the boundary is taken with what was trained.
+        """
+        flow, desk = self.flow, self.desk
+        if flow is None or desk is None or flow.is_first or self.inner_step == 0 or not flow.gate.is_starved(self._now):
+            return False
+        upstream = self._replicas_of(flow.seat.stage - 1)
+        return desk.partner_waits(self.outer_step) or all(self.view(seat) is None for seat in upstream)
 
     def _next_outer_step(self) -> int:
-        if self.settings.clock is Clock.TIME:
-            running = schedule.running_interval(self.settings, self.start_s, self._now)
-            return max(self.outer_step + 1, running)
+        if self.time_clock is not None:
+            return self.time_clock.after(self.outer_step, self._now)
         if self.settings.admit is Admit.ORDERED or self.flow is None:
             return self.outer_step + 1
-        stage = self.membership.roster.stage_active(self.flow.seat.stage, self._now)
-        steps = [record.outer_step for record in stage if record.peer != self.peer]
-        return max(self.outer_step + 1, median_high(steps) if steps else 0)
+        stage = self.flow.seat.stage
+        others = [r.outer_step for r in self.membership.roster.stage_active(stage, self._now) if r.peer != self.peer]
+        return schedule.StepsClock(stage, self.settings.inner_steps).after(self.outer_step, others)
 
     def _is_run_over(self) -> bool:
         total = self.settings.total_outer_steps
@@ -284,9 +306,10 @@ class Machine:
         if self.flow is not None and self.desk is not None:
             out += self.flow.time_passed(self.view, self._now)
             if not self._ending:
-                out += self.flow.draws()
                 out += self._look_for_peers()
+                out += self._begin_work()
             blocked = self.desk.blocks_training(self._now)
+            out += self.flow.hand_back() if blocked else []
             if self.phase in (Phase.TRAINING, Phase.EXCHANGING):
                 self.phase = Phase.EXCHANGING if blocked else Phase.TRAINING
             if self._is_run_over() and not self._ending and self._closing is None and not blocked:
@@ -296,12 +319,11 @@ class Machine:
         return out
 
     def _follow_seat(self) -> list[Effect]:
-        held = self.membership.held
+        held = self.membership.is_holder
         if self.phase is Phase.JOINING and held and self.membership.seat is not None:
             self.phase, self._sync_asked = Phase.SYNCING, False
         if self.phase is Phase.SYNCING and held and not self._sync_asked and not self._ending:
-            stage = self.membership.seat.stage if self.membership.seat is not None else 0
-            return self._look([Seat(stage, r) for r in range(self.settings.num_replicas)])
+            return self._look(self._replicas_of(self.membership.seat.stage if self.membership.seat else 0))
         if not held and self.phase in (Phase.SYNCING, Phase.TRAINING, Phase.EXCHANGING):
             return self._lose_seat()
         return []
@@ -321,13 +343,38 @@ class Machine:
         flow, desk = self.flow, self.desk
         assert flow is not None and desk is not None
         stage = flow.seat.stage
-        replicas = range(self.settings.num_replicas)
-        wanted = [] if flow.is_last else [Seat(stage + 1, r) for r in replicas]
+        missing = self._missing_to_start()
+        wanted = self._replicas_of(stage + 1)
         vacant = [seat for seat in wanted if self.view(seat) is None]
-        self.waits_for = f"no replica of stage {stage + 1} is known" if wanted and len(vacant) == len(wanted) else ""
+        self.waits_for = ""
+        if missing:
+            self.waits_for = f"a new run starts with {self.settings.start_seats} active seats"
+        elif wanted and len(vacant) == len(wanted):
+            self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self.view)
-        seats = vacant + ([partner] if partner is not None else [])
-        return self._look(seats) if seats else []
+        if flow.gate.is_starved(self._now):
+            vacant += self._replicas_of(stage - 1)
+        seats = dict.fromkeys([*missing, *vacant, *([partner] if partner is not None else [])])
+        return self._look(list(seats)) if seats else []
+
+    def _begin_work(self) -> list[Effect]:
+        """Look for the first partner and draw data, but not before a new run has its seats together."""
+        flow, desk = self.flow, self.desk
+        assert flow is not None and desk is not None
+        if self._missing_to_start():
+            return []
+        begin = [] if self._is_phase_begun else self._desk(desk.begin_phase(self.outer_step, self.view, self._now))
+        self._is_phase_begun = True
+        return begin + ([] if self.waits_for else flow.draws())
+
+    def _missing_to_start(self) -> list[Seat]:
+        """Seats to look for while a new run has too few of them: at the very beginning only."""
+        begun = self.outer_step or self.inner_step or self.flow is None or self.flow.accounts.sent
+        if begun or self.settings.start_seats == 0:
+            return []
+        others = [s for stage in range(self.settings.num_stages) for s in self._replicas_of(stage)]
+        vacant = [seat for seat in others if seat != self.membership.seat and self.view(seat) is None]
+        return vacant if len(others) - len(vacant) < self.settings.start_seats else []
 
     def _look(self, seats: list[Seat]) -> list[Effect]:
         due = [s for s in seats if self._now >= self._looked_s.get(s, -LOOK_AGAIN_S) + LOOK_AGAIN_S]
@@ -340,9 +387,10 @@ class Machine:
         return self.membership.publish_now(self._now)
 
     def _tell_membership(self) -> None:
+        """What the next record says; `data_next` is a promise not to be passed before the renewal after it."""
         if self.flow is not None:
-            state = SeatState.LEAVING if self._said_goodbye_s is not None else SeatState.ACTIVE
-            self.membership.set_progress(state, self.outer_step, self.flow.data_position, self._checkpoint_step)
+            told = self.outer_step, self.flow.data_promise, self._checkpoint_step
+            self.membership.set_progress(SeatState.ACTIVE, *told)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -352,8 +400,6 @@ class Machine:
     def _end(self, reason: str) -> None:
         self._ending, self._ending_since_s = reason, self._now
         self.phase = Phase.DRAINING
-        if reason == "finished" and self.flow is not None:
-            self.flow.serve_only()
 
     def _wind_up(self) -> list[Effect]:
         """DRAINING: let what is in flight end, save, say goodbye, leave."""
@@ -362,8 +408,10 @@ class Machine:
         out: list[Effect] = []
         if self.flow is not None and self.desk is not None:
             if self._is_stopping():
-                out += self._desk(self.desk.stop(self._now))
-                if self._now >= self._ending_since_s + limits.DRAIN_S and self.flow.in_flight:
+                overdue = self._now >= self._ending_since_s + limits.DRAIN_S
+                if overdue or self.desk.state is not ExchangeState.DOUBT:  # one in doubt hears the verdict if it can
+                    out += self._desk(self.desk.stop(self._now))
+                if overdue and self.flow.in_flight:
                     out += self.flow.abandon()
                 if self.flow.in_flight or self._job is not None or not self._final_save:
                     return out
@@ -371,11 +419,8 @@ class Machine:
                 return out + self._look_upstream()
             out += self.flow.abandon()
         self._said_goodbye_s = self._now
-        if self.membership.seat is None:
-            return out + self._leave()
-        self._tell_membership()
-        self.membership.withdraw()
-        return out + self.membership.publish_now(self._now)
+        farewell = self.membership.leave(self._now)
+        return out + (farewell or self._leave())
 
     def _may_leave(self) -> bool:
         """The run is over: later stages serve until the stage before is gone, at most a lease long."""
@@ -386,14 +431,16 @@ class Machine:
             return waited_s >= self.settings.lease_s
         if waited_s < limits.LINGER_S:
             return False
-        upstream = [Seat(flow.seat.stage - 1, r) for r in range(self.settings.num_replicas)] if flow.seat.stage else []
+        upstream = self._replicas_of(flow.seat.stage - 1)
         return all(self.view(seat) is None for seat in upstream) or waited_s >= self.settings.lease_s
 
     def _look_upstream(self) -> list[Effect]:
-        flow = self.flow
-        if flow is None or flow.is_first:
-            return []
-        return self._look([Seat(flow.seat.stage - 1, r) for r in range(self.settings.num_replicas)])
+        return [] if self.flow is None else self._look(self._replicas_of(self.flow.seat.stage - 1))
+
+    def _replicas_of(self, stage: int) -> list[Seat]:
+        """All seats of a stage; none for a stage that does not exist."""
+        exists = 0 <= stage < self.settings.num_stages
+        return [Seat(stage, replica) for replica in range(self.settings.num_replicas)] if exists else []
 
     def _leave(self) -> list[Effect]:
         self.phase = Phase.LEFT
@@ -427,7 +474,7 @@ class Machine:
             return None
         if self._is_stopping():
             return self._inner_step if flow.gate.totals.done and not flow.in_flight else None
-        return self._inner_step if flow.gate.is_complete(self._now) and self._ending != "finished" else None
+        return self._inner_step if flow.gate.is_complete(self._now) and not self._is_run_over() else None
 
     def _inner_step(self) -> list[Effect]:
         assert self.flow is not None
@@ -466,7 +513,7 @@ class Machine:
 
     def _forward(self) -> list[Effect]:
         flow, desk = self.flow, self.desk
-        if flow is None or desk is None or self._is_stopping():
+        if flow is None or desk is None or self._is_stopping() or (flow.is_first and self._is_run_over()):
             return []
         if self.settings.admit is Admit.ORDERED and desk.blocks_training(self._now):
             return []  # a forward before the correction would make the result depend on timing
@@ -474,7 +521,7 @@ class Machine:
         return [] if work is None else self._device(flow.start_forward(work, self._position(), self._now))
 
     def _position(self) -> int:
-        return schedule.position(self.settings, self.outer_step, self.inner_step)
+        return schedule.position(self.outer_step, self.inner_step, self.settings.inner_steps)
 
     def _device(self, job: Effect) -> list[Effect]:
         self._job = job

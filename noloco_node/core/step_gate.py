@@ -64,7 +64,9 @@ class StepGate:
     `expect(ids)` names the ids of the open step and both forwards and backwards follow that order.
     """
 
-    def __init__(self, micro_batches: int, inflight_max: int, admit: Admit, grace_s: float, idle_close_s: float) -> None:
+    def __init__(
+        self, micro_batches: int, inflight_max: int, admit: Admit, grace_s: float, idle_close_s: float
+    ) -> None:
         self._m = micro_batches
         self._inflight_max = inflight_max
         self._ordered = admit is Admit.ORDERED
@@ -88,6 +90,11 @@ class StepGate:
     def in_flight(self) -> int:
         """Micro-batches that hold a graph here: between forward and backward."""
         return sum(work.state in IN_FLIGHT and not work.late for work in self._open)
+
+    @property
+    def is_full(self) -> bool:
+        """M are admitted: what else comes waits for the next step."""
+        return self.totals.admitted >= self._m
 
     @property
     def works(self) -> list[Work]:
@@ -115,7 +122,7 @@ class StepGate:
 
     def next_forward(self, now: float) -> Work | None:
         """The micro-batch to admit and run forward now, or None."""
-        if self.in_flight >= self._inflight_max or self.totals.admitted >= self._m:
+        if self.in_flight >= self._inflight_max or self.is_full:
             return None
         work = self._next_expected(now) if self._ordered else (self._queue[0] if self._queue else None)
         return work
@@ -194,16 +201,24 @@ class StepGate:
         """All admitted are done, given up or late, and they are M or nothing new came for idle_close_s."""
         if self._open or self.totals.done == 0:
             return self._is_void()
-        return self.totals.admitted >= self._m or now >= self._active_s + self._idle_close_s
+        return self.is_full or now >= self._active_s + self._idle_close_s
 
     def _is_void(self) -> bool:
         """M admitted and every one of them lost: the step closes without a gradient."""
-        return not self._open and self.totals.admitted >= self._m
+        return not self._open and self.is_full
 
     def close(self) -> StepTotals:
         """End the step, return what it gathered, open the next."""
         totals, self.totals = self.totals, StepTotals()
         return totals
+
+    def is_starved(self, now: float) -> bool:
+        """Nothing here and nothing came for idle_close_s."""
+        return self.is_empty and not self._queue and now >= self._active_s + self._idle_close_s
+
+    @property
+    def starves_at_s(self) -> float:
+        return self._active_s + self._idle_close_s
 
     def next_deadline(self) -> float | None:
         """When time alone may change something: the idle close, or a missing id's grace."""

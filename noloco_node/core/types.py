@@ -110,6 +110,7 @@ class Settings:
     micro_batches: int  # M, admitted per inner step and replica
     inner_steps: int  # H
     total_outer_steps: int  # 0 = no end
+    start_seats: int = 0  # active seats that must be known before a new run draws its first micro-batch
     alpha: float = 0.5
     beta: float = 0.7
     gamma: float = 0.7
@@ -131,7 +132,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """"Shall we two exchange at outer step `outer_step`?" Sent by `sender` to the holder of `receiver`."""
+    """ "Shall we two exchange at outer step `outer_step`?" Sent by `sender` to the holder of `receiver`."""
 
     outer_step: int
     sender: Seat

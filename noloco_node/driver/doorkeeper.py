@@ -40,7 +40,7 @@ class Doorkeeper:
         return self.own
 
     def admit(self, peer: PeerId, record: bytes, *, needs_lease: bool) -> str:
-        """"" = served; else why not."""
+        """ "" = served; else why not."""
         if self.is_banned(peer):
             return "banned"
         if not record:

@@ -40,6 +40,7 @@ class Surroundings:
     make_trainer: Callable[[Seat], Trainer]
     checkpoints: Callable[[Seat], tuple[Path, int] | None]
     state_dir: Path
+    progress: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # tokens per second and loss, for the record
     version: str = ""
     protocol: int = limits.PROTOCOL_VERSION
     clock: Callable[[], float] = time.monotonic
@@ -101,6 +102,11 @@ class Driver:
 
     def stop(self, reason: str) -> None:
         self.feed(ev.StopRequested(reason))
+
+    def give_up(self, reason: str) -> None:
+        """The grace time of a stop is over: leave with what is saved."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(do.Leave(f"{reason}: grace time over"))
 
     def fail(self, error: BaseException) -> None:
         """Something fatal: `run` raises it."""
@@ -189,12 +195,12 @@ class Driver:
         async def read(seat: Seat) -> bool:
             async with turn:
                 try:
-                    records = await self.around.discovery.read(seat)
+                    records, reached = await self.around.discovery.read(seat), True
                 except PeerLost:
-                    return False
+                    records, reached = self.around.discovery.kept(seat), False
             for record in records:
                 self._learn(record)
-            return True
+            return reached
 
         reached = await asyncio.gather(*(read(seat) for seat in effect.seats))
         self.feed(ev.SeatsRead(effect.seats, reached=any(reached)))
@@ -224,7 +230,7 @@ class Driver:
     async def _publish(self, effect: do.PublishRecord) -> None:
         async with self._publishing:
             wall_ms = self.around.wall_ms()
-            status = self.around.observer
+            tokens_per_s, loss = self.around.progress()
             draft = SeatRecord(
                 run=self.machine.settings.run,
                 seat=effect.seat,
@@ -237,8 +243,8 @@ class Driver:
                 outer_step=effect.outer_step,
                 data_next=effect.data_next,
                 checkpoint_step=effect.checkpoint_step,
-                tokens_per_s=float(getattr(status, "tokens_per_s", 0.0)),
-                loss=float(getattr(status, "loss", 0.0)),
+                tokens_per_s=tokens_per_s,
+                loss=loss,
                 version=self.around.version,
                 protocol=self.around.protocol,
             )
@@ -291,9 +297,14 @@ class Driver:
 
     async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
         notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
-        written = await self.device.save_checkpoint(
-            outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
-        )
+        try:
+            written = await self.device.save_checkpoint(
+                outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
+            )
+        except FloatingPointError as error:  # a state that is not finite is never kept
+            self.feed(ev.StateCopied())
+            self.feed(ev.CheckpointSaved(effect.outer_step, str(error)))
+            return
         self.feed(ev.StateCopied())
         await written
         self.feed(ev.CheckpointSaved(effect.outer_step))

@@ -45,14 +45,14 @@ class MicroBatchLane:
         self._driver = driver
         self._visits: dict[int, Visit] = {}
         self._calls = itertools.count(1)
-        self._refused: set[int] = set()
+        self._arriving: int | None = None  # the call that `receive` is handing to the machine
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
         run = self._driver._async
         return {
             do.DrawMicroBatch: run(self._draw),
             do.AnswerAdmitted: lambda effect: None,
-            do.AnswerBusy: lambda effect: self._refused.add(effect.call),
+            do.AnswerBusy: self._answer_busy,
             do.RunForward: run(self._forward),
             do.CallNextStage: self._call_next_stage,
             do.CancelHop: self._cancel_hop,
@@ -80,12 +80,16 @@ class MicroBatchLane:
         self._visits[call] = Visit(batch, answer)
         answer.add_done_callback(lambda future: self._caller_lost(call) if future.cancelled() else None)
         tokens = count_tokens(batch.labels)
+        self._arriving = call
         self._driver.feed(ev.MicroBatchArrived(call, batch.id, digest, tokens, batch.position))
-        if call in self._refused:
-            self._refused.discard(call)
-            self._visits.pop(call, None)
-            return None
-        return answer
+        self._arriving = None
+        return answer if call in self._visits else None
+
+    def _answer_busy(self, effect: do.AnswerBusy) -> None:
+        """At once, or later: handed back unbegun."""
+        visit = self._visits.pop(effect.call)
+        if effect.call != self._arriving and visit.answer is not None and not visit.answer.done():
+            visit.answer.set_exception(HopBusy("handed back"))
 
     def _caller_lost(self, call: int) -> None:
         if call in self._visits:

@@ -1,0 +1,178 @@
+"""`noloco-node demo`: a whole swarm of real node processes on this machine, from nothing to an exported model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+MARKER = "demo.json"  # a folder with it is the demo's own and may be replaced
+
+
+@click.command()
+@click.option("--stages", default=2, show_default=True, type=click.IntRange(1, 64), help="pipeline stages")
+@click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 64), help="replicas of each stage")
+@click.option("--outer-steps", type=click.IntRange(1), help="outer steps of the run  [default: the preset's]")
+@click.option("--inner-steps", type=click.IntRange(1), help="inner steps per outer step  [default: the preset's]")
+@click.option("--preset", default="demo", show_default=True, type=click.Choice(["demo", "tiny"]), help="model size")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="run seed")
+@click.option(
+    "--data-dir", default="demo", show_default=True, type=click.Path(path_type=Path), help="all files go here"
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="write the summary's figures here")
+@click.option("--target-perplexity", type=float, help="fail unless the averaged model is this good")
+@click.option("--quiet", is_flag=True, help="no live table")
+def demo(**options: Any) -> int:
+    """Train a small Llama on Python's own source in a swarm of local processes, then export it.
+
+    Ends with code 0 only when every node closed every outer step, the model got better and was exported.
+    """
+    from noloco_node.cli.live_table import node_table
+    from noloco_node.cli.local_swarm import LocalSwarm, wait_for_end
+    from noloco_node.core.types import Seat
+
+    spec = _spec(options)
+    data_dir: Path = options["data_dir"].absolute()
+    spec_file = _prepare(data_dir, spec)
+    seats = [Seat(s, r) for s in range(spec.swarm.num_stages) for r in range(spec.swarm.num_replicas)]
+    with LocalSwarm(spec_file, data_dir, seats) as swarm, _screen(options["quiet"]) as show:
+        click.echo(f"starting {len(seats)} node processes; their logs are {data_dir}/node-*/node.log", err=True)
+        swarm.start()
+        wait_for_end(swarm, lambda: show(node_table(swarm.poll(), "noloco-node demo")))
+        folders = [(seat, swarm.folder_of(seat)) for seat in seats]
+    click.echo("all nodes have left; evaluating and exporting", err=True)
+    found = _report(spec, folders, data_dir)
+    if options["json_file"] is not None:
+        _write_json(options["json_file"], found)
+    _print_summary(found, data_dir)
+    _judge(found, options["target_perplexity"])
+    return 0
+
+
+def _spec(options: dict[str, Any]) -> Any:
+    from noloco_node.config.presets import preset
+
+    seats = options["stages"] * options["replicas"]
+    outer: dict[str, Any] = {"start_seats": seats}
+    if options["outer_steps"]:
+        outer["total_outer_steps"] = options["outer_steps"]
+    if options["inner_steps"]:
+        outer["inner_steps"] = options["inner_steps"]
+    swarm = {"num_stages": options["stages"], "num_replicas": options["replicas"], "seed": options["seed"]}
+    return preset(options["preset"], swarm=swarm, outer=outer)
+
+
+def _prepare(data_dir: Path, spec: Any) -> Path:
+    """An empty folder with the run spec. Only a folder of an earlier demo is replaced."""
+    from noloco_node.config.spec_file import dump
+    from noloco_node.errors import DiskFailed
+
+    if data_dir.exists() and any(data_dir.iterdir()) and not (data_dir / MARKER).exists():
+        raise DiskFailed(f"{data_dir} is not empty and not a demo's", "name another --data-dir")
+    try:
+        for old in [*data_dir.glob("node-*"), data_dir / "model"]:
+            shutil.rmtree(old, ignore_errors=True)
+        data_dir.mkdir(parents=True, exist_ok=True)
+        (data_dir / MARKER).write_text("{}\n")
+        spec_file = data_dir / "swarm.toml"
+        spec_file.write_text(dump(spec))
+    except OSError as error:
+        raise DiskFailed(f"{data_dir} cannot be written: {error.strerror}", "name another --data-dir") from error
+    return spec_file
+
+
+def _screen(quiet: bool) -> Any:
+    """A live table on a terminal; one line now and then elsewhere."""
+    import contextlib
+
+    from rich.console import Console
+    from rich.live import Live
+
+    @contextlib.contextmanager
+    def screen() -> Any:
+        console = Console(stderr=True)
+        if quiet or not console.is_terminal:
+            yield _plain_progress(quiet)
+            return
+        with Live(console=console, refresh_per_second=4, transient=False) as live:
+            yield live.update
+
+    return screen()
+
+
+def _plain_progress(quiet: bool) -> Any:
+    import time
+
+    from rich.console import Console
+
+    console, last = Console(stderr=True, width=120), 0.0
+
+    def show(table: Any) -> None:
+        nonlocal last
+        if not quiet and time.monotonic() >= last + 15.0:
+            last = time.monotonic()
+            console.print(table)
+
+    return show
+
+
+def _report(spec: Any, folders: list[Any], data_dir: Path) -> dict[str, Any]:
+    from noloco_node.cli import demo_report
+
+    histories = demo_report.Histories.read(folders, spec.run_id)
+    found = demo_report.summary(spec, histories, [folder for _, folder in folders], data_dir / "model")
+    demo_report.plot(histories, data_dir / "training.png")
+    found["plot"] = str(data_dir / "training.png")
+    (data_dir / MARKER).write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _write_json(path: Path, found: dict[str, Any]) -> None:
+    from noloco_node.errors import DiskFailed
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n")
+    except OSError as error:
+        raise DiskFailed(f"{path} cannot be written: {error.strerror}", "name another --json file") from error
+
+
+def _print_summary(found: dict[str, Any], data_dir: Path) -> None:
+    paths = ", ".join(f"{value:.2f}" for value in found["replica_perplexities"].values())
+    steps = found["outer_steps"]
+    for line in (
+        f"held-out perplexity  {found['initial_perplexity']:.1f} -> {found['averaged_perplexity']:.2f} averaged ({paths} per replica)",
+        f"outer steps          {steps['paired']} paired, {steps['solo']} solo, over {found['nodes']} nodes",
+        f"training             {found['tokens_total']:,} tokens in {found['training_s']:.0f} s, {found['tokens_per_s']:,.0f} tokens/s",
+        f"plot                 {found['plot']}",
+        f"model                {found['export_dir']}",
+        "",
+        "generate text from it:",
+        f"  {_program()} generate {found['export_dir']} --prompt 'def main(' --max-tokens 200",
+    ):
+        click.echo(line)
+
+
+def _program() -> str:
+    """How this very program is called: by its script when it was, else as a module."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "noloco-node" else f"{sys.executable} -m noloco_node"
+
+
+def _judge(found: dict[str, Any], target: float | None) -> None:
+    """Did the run do what it was asked?"""
+    from noloco_node.errors import TargetMissed
+
+    closed = sum(found["outer_steps"].values())
+    wanted = found["outer_steps_per_seat"] * found["nodes"]
+    if closed != wanted:
+        raise TargetMissed(f"{closed} outer steps were closed, {wanted} were asked for", "look into the nodes' logs")
+    if not found["averaged_perplexity"] < found["initial_perplexity"]:
+        raise TargetMissed("the averaged model is not better than the untrained one", "train for more steps")
+    if target is not None and found["averaged_perplexity"] > target:
+        raise TargetMissed(
+            f"averaged perplexity {found['averaged_perplexity']:.2f} is above {target:g}", "train for more outer steps"
+        )

@@ -1,0 +1,62 @@
+"""The table the demo and `status` draw: one row per node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.table import Table
+
+COLUMNS = (
+    "seat",
+    "phase",
+    "outer step",
+    "inner step",
+    "loss",
+    "tokens/s",
+    "partner",
+    "paired/solo",
+    "sent",
+    "received",
+)
+
+
+def node_table(statuses: Iterable[dict[str, Any]], title: str = "") -> Table:
+    """Rows from the nodes' /status.json; what a node has not said yet is a dash."""
+    table = Table(title=title or None, header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("seat", "phase", "partner") else "right", no_wrap=True)
+    for status in statuses:
+        table.add_row(*_row(status))
+    return table
+
+
+def _row(status: dict[str, Any]) -> tuple[str, ...]:
+    closed = status.get("outer_steps") or {}
+    return (
+        str(status.get("seat") or "-"),
+        str(status.get("phase") or "starting"),
+        str(status.get("outer_step", "-")),
+        str(status.get("inner_step", "-")),
+        _number(status.get("loss"), "{:.3f}"),
+        _number(status.get("tokens_per_s"), "{:,.0f}"),
+        str(status.get("partner") or "-"),
+        f"{closed.get('paired', 0)}/{closed.get('solo', 0)}",
+        size(status.get("bytes_sent")),
+        size(status.get("bytes_received")),
+    )
+
+
+def _number(value: Any, form: str) -> str:
+    return form.format(value) if isinstance(value, int | float) and value else "-"
+
+
+def size(value: Any) -> str:
+    """Bytes in the unit a person reads: 12.3 MiB."""
+    if not isinstance(value, int | float):
+        return "-"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"

@@ -1,0 +1,32 @@
+"""`noloco-node run`: join a swarm with this machine and train until stopped."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from noloco_node.cli.node_options import node_config, node_options
+
+
+@click.command()
+@node_options
+def run(**options: Any) -> int:
+    """Join the swarm of a run spec with this machine and train until stopped.
+
+    Ctrl-C or SIGTERM saves a checkpoint, says goodbye and ends with code 0; a second one ends at once.
+    """
+    config = node_config(options)
+    from noloco_node.config.spec_file import load_run_spec
+    from noloco_node.telemetry.logs import open_log
+
+    open_log(config.log_format, config.log_level)
+    spec = load_run_spec(config.spec)
+
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notices of closed connections are not news
+    import uvloop
+
+    from noloco_node.node import Node
+
+    return uvloop.run(Node(config, spec).run())

@@ -1,0 +1,118 @@
+"""The node's machine, many of them together, on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+from virtual_swarm import VirtualSwarm
+
+from noloco_node.core import effects as do
+from noloco_node.core import events as ev
+from noloco_node.core.types import Admit, Clock, Outcome, Phase, Settings
+
+BASE = Settings(
+    run="r",
+    seed=7,
+    num_stages=2,
+    num_replicas=2,
+    micro_batches=4,
+    inner_steps=5,
+    total_outer_steps=3,
+    clock=Clock.STEPS,
+    grace_s=20.0,
+    exchange_max_s=60.0,
+    lease_s=60.0,
+    renew_s=20.0,
+    settle_s=1.0,
+    idle_close_s=5.0,
+    late_s=30.0,
+)
+
+
+def settings(**changes: object) -> Settings:
+    from dataclasses import replace
+
+    return replace(BASE, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("admit", [Admit.ARRIVAL, Admit.ORDERED])
+@pytest.mark.parametrize(("stages", "replicas"), [(1, 2), (2, 2), (1, 4), (3, 2), (4, 4)])
+def test_a_full_swarm_pairs_every_outer_step_and_leaves(stages: int, replicas: int, admit: Admit) -> None:
+    seats = stages * replicas
+    swarm = VirtualSwarm(settings(num_stages=stages, num_replicas=replicas, admit=admit, start_seats=seats))
+    swarm.run_to_end()
+    assert [n.left.reason if n.left else n.machine.phase for n in swarm.nodes] == ["finished"] * (stages * replicas)
+    assert swarm.outcomes() == {Outcome.PAIRED: 3 * stages * replicas, Outcome.SOLO: 0}
+    for node in swarm.nodes:
+        assert node.corrections == [0, 1, 2]
+        assert set(node.in_flight_at_change) == {0}
+
+
+def test_an_odd_swarm_rests_one_replica_in_each_outer_step() -> None:
+    swarm = VirtualSwarm(settings(num_stages=1, num_replicas=3, start_seats=3))
+    swarm.run_to_end()
+    assert swarm.outcomes() == {Outcome.PAIRED: 6, Outcome.SOLO: 3}
+
+
+def test_a_lone_node_takes_solo_steps() -> None:
+    swarm = VirtualSwarm(settings(num_stages=1, num_replicas=1))
+    swarm.run_to_end()
+    assert swarm.outcomes() == {Outcome.PAIRED: 0, Outcome.SOLO: 3}
+    assert len(swarm.nodes[0].steps) == 15
+
+
+def test_every_own_micro_batch_is_trained_or_dropped() -> None:
+    swarm = VirtualSwarm(settings(num_stages=3, num_replicas=2, start_seats=6))
+    swarm.run_to_end()
+    for node in swarm.nodes[:2]:
+        assert node.machine.flow is not None
+        accounts = node.machine.flow.accounts
+        assert accounts.trained == 3 * 5 * 4
+        assert node.machine.flow.open == 0
+
+
+def test_ordered_steps_train_on_exactly_m_micro_batches() -> None:
+    swarm = VirtualSwarm(settings(admit=Admit.ORDERED, start_seats=4))
+    swarm.run_to_end()
+    for node in swarm.nodes:
+        assert [step.micro_batches for step in node.steps] == [4] * 15
+        assert [step.position for step in node.steps] == list(range(15))
+
+
+def test_the_time_clock_closes_outer_steps_by_time() -> None:
+    swarm = VirtualSwarm(settings(clock=Clock.TIME, outer_interval_s=10.0, total_outer_steps=4, start_seats=4))
+    swarm.nodes[1].compute_s = 0.03  # a slower machine
+    swarm.run_to_end()
+    assert all(n.left is not None for n in swarm.nodes)
+    assert swarm.outcomes()[Outcome.SOLO] == 0
+
+
+def test_a_killed_replica_leaves_its_partner_solo_and_its_micro_batches_to_others() -> None:
+    swarm = VirtualSwarm(settings(total_outer_steps=6, start_seats=4, grace_s=5.0, lease_s=10.0, renew_s=3.0))
+    victim = swarm.node(1, 1)
+    swarm.run(60.0, until=lambda: len(victim.closed) >= 2)
+    victim.alive = False
+    swarm.run_to_end()
+    survivors = [n for n in swarm.nodes if n is not victim]
+    assert all(n.left is not None for n in survivors)
+    partner = swarm.node(1, 0)
+    assert [c.outcome for c in partner.closed].count(Outcome.SOLO) >= 3
+    for node in swarm.nodes[:2]:
+        assert node.machine.flow is not None
+        assert node.machine.flow.accounts.dropped <= 4
+
+
+@pytest.mark.parametrize("at_s", [0.005, 0.5, 1.5, 3.0, 3.3, 4.0, 6.0])
+def test_a_stop_in_any_phase_ends_within_the_grace_time(at_s: float) -> None:
+    swarm = VirtualSwarm(settings(total_outer_steps=0))
+    node = swarm.nodes[0]
+    swarm.run(at_s)
+    had_state = node.machine.flow is not None
+    node.feed(ev.StopRequested("signal"))
+    swarm.run(15.0, until=lambda: node.left is not None)
+    assert node.left is not None
+    assert node.machine.phase is Phase.LEFT
+    saved = [e for _, e in node.log if isinstance(e, do.SaveCheckpoint)]
+    assert bool(saved) == had_state
+    if had_state:
+        published = [e for _, e in node.log if isinstance(e, do.PublishRecord)]
+        assert published[-1].state == "leaving"
