@@ -74,6 +74,10 @@ class Agreement:
         drawn = self._drawn_seat(self._step, self._me.replica) if self._offering else None
         return drawn if drawn is not None and self._step not in self._made and view(drawn) is None else None
 
+    def expect_phase(self, outer_step: int) -> None:
+        """The phase of `outer_step` is about to begin: the drawn partner is agreed to, nobody is asked yet."""
+        self._turn_to(outer_step)
+
     def begin_phase(self, outer_step: int, view: View, now: float) -> list[Effect]:
         """The inner phase of `outer_step` begins: start to look for its partner."""
         self._turn_to(outer_step)
@@ -179,6 +183,8 @@ class Agreement:
         drawn = self._drawn_seat(offer.outer_step, self._me.replica)
         if drawn is not None and drawn != offer.sender and view(drawn) is not None:
             return OfferAnswer.TAKEN
+        if drawn != offer.sender and not self._offering:
+            return OfferAnswer.LATER  # a new run comes together: the drawn partner may be about to show up
         if self._is_asking_a_third(offer):
             return OfferAnswer.LATER
         self._made[offer.outer_step] = caller

@@ -101,6 +101,11 @@ class ExchangeDesk:
 
     # --- what the parent tells --------------------------------------------------------------------
 
+    def expect_phase(self, outer_step: int) -> None:
+        """The state is loaded; work begins when the run has its seats together."""
+        self._memory.reach(outer_step - 1)
+        self._agreement.expect_phase(outer_step)
+
     def begin_phase(self, outer_step: int, view: View, now: float) -> list[Effect]:
         """The inner phase of `outer_step` begins (again, after a restart): look for its partner."""
         self._memory.reach(outer_step - 1)

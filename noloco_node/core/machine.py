@@ -68,6 +68,7 @@ class Machine:
     _said_goodbye_s: float | None = None
     _sync_asked: bool = False
     _is_phase_begun: bool = False
+    _is_announced: bool = False  # our `active` record is signed and stored
     _looked_s: dict[Seat, float] = field(default_factory=dict)
     _now: float = 0.0
 
@@ -140,6 +141,7 @@ class Machine:
         self.membership.watch([*self._replicas_of(seat.stage + 1), *self._replicas_of(seat.stage)])
         if self._is_run_over():
             self._end("finished")
+        self.desk.expect_phase(self.outer_step)
         self._is_phase_begun = False
         return self._say_progress()
 
@@ -165,6 +167,7 @@ class Machine:
         return self._ask_for_state(seat)
 
     def _on_record_published(self, event: ev.RecordPublished) -> list[Effect]:
+        self._is_announced = event.record.state is SeatState.ACTIVE
         return self._leave() if event.record.state is SeatState.LEAVING and self._said_goodbye_s is not None else []
 
     def _ask_for_state(self, seat: Seat) -> list[Effect]:
@@ -245,7 +248,7 @@ class Machine:
     def _on_exchange_event(self, event: Any) -> list[Effect]:
         if self.desk is None:
             if isinstance(event, ev.OfferReceived):
-                return [do.AnswerOffer(event.ticket, OfferAnswer.TAKEN)]
+                return [do.AnswerOffer(event.ticket, OfferAnswer.LATER)]
             return []
         return self._desk(self.desk.handle(event, self.view, self._now))
 
@@ -361,8 +364,8 @@ class Machine:
         """Look for the first partner and draw data, but not before a new run has its seats together."""
         flow, desk = self.flow, self.desk
         assert flow is not None and desk is not None
-        if self._missing_to_start():
-            return []
+        if self._missing_to_start() or not self._is_announced:
+            return []  # an OFFER that carries a `joining` record finds no ear
         begin = [] if self._is_phase_begun else self._desk(desk.begin_phase(self.outer_step, self.view, self._now))
         self._is_phase_begun = True
         return begin + ([] if self.waits_for else flow.draws())

@@ -326,7 +326,7 @@ class Driver:
     def offered(self, peer: PeerId, offer: Offer) -> OfferAnswer:
         ticket = next(self._tickets)
         self.feed(ev.OfferReceived(ticket, offer, peer))
-        return self.exchanges.answers.pop(ticket, OfferAnswer.TAKEN)
+        return self.exchanges.answers.pop(ticket, OfferAnswer.LATER)
 
     def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_digest: bytes) -> None:
         self.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_digest))
