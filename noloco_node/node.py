@@ -1,6 +1,6 @@
 """The composition root: plugs discovery, transport, training and telemetry into the driver and runs one node.
 
-Owns start and stop order, signals and the file that tells where a running node is found. Decides nothing.
+Owns start and stop order and the file that tells where a running node is found. Decides nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,22 +23,25 @@ from noloco_node import __version__
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import events as ev
-from noloco_node.core import limits
 from noloco_node.core.effects import Leave
 from noloco_node.core.machine import Machine
+from noloco_node.core.membership import Claiming
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
-from noloco_node.discovery.settings import DiscoverySettings, ReachSettings
+from noloco_node.discovery.settings import DiscoverySettings
 from noloco_node.driver.driver import Driver, Surroundings
-from noloco_node.errors import DiskFailed, ExitCode, NolocoError, PeerLost
+from noloco_node.driver.greeting import Greeting
+from noloco_node.driver.stop_signals import StopSignals
+from noloco_node.errors import DiskFailed, ExitCode, NolocoError
 from noloco_node.ports import Trainer
-from noloco_node.telemetry.diary import Diary
+from noloco_node.telemetry.diary import Diary, WaitingDiary
 from noloco_node.telemetry.history import HistoryLog
 from noloco_node.telemetry.http import StatusServer
 from noloco_node.telemetry.logs import logger
 from noloco_node.telemetry.metrics import NodeMetrics
 from noloco_node.telemetry.vitals import Observers, Vitals
 from noloco_node.training import checkpoint
+from noloco_node.training.device import resolve_device
 from noloco_node.training.lane import TrainingLane
 from noloco_node.training.settings import TrainerPlace
 from noloco_node.transport.identity import RunIdentity
@@ -61,12 +63,20 @@ class Node:
 
     async def run(self) -> int:
         """Returns the process's exit code. Raises NolocoError."""
-        with _socket_dir() as sockets:
-            async with contextlib.AsyncExitStack() as closing:
-                return await self._run(sockets, closing)
+        stop = StopSignals(self.config.stop_grace_s)
+        with _socket_dir() as sockets, stop.caught():
+            try:
+                async with contextlib.AsyncExitStack() as closing:
+                    return await self._run(sockets, closing, stop)
+            except asyncio.CancelledError:
+                if not stop.asked:
+                    raise
+                log.info("stopped_while_starting", reason=stop.asked)
+                return int(ExitCode.OK)
 
-    async def _run(self, sockets: Path, closing: contextlib.AsyncExitStack) -> int:
+    async def _run(self, sockets: Path, closing: contextlib.AsyncExitStack, stop: StopSignals) -> int:
         self._make_folders()
+        resolve_device(self.config.device)
         metrics = NodeMetrics(time.monotonic)
         discovery = SwarmDiscovery(self._discovery_settings(), on_daemon=_daemon_watch(metrics))
         await discovery.start()
@@ -77,17 +87,20 @@ class Node:
         observer = Observers((metrics, vitals, history, Diary()))
         driver = self._driver(discovery, observer, vitals)
         driver.doorkeeper.on_strike = lambda peer, reason: _struck(metrics, peer, reason)
+        pages = _Pages(driver, vitals, metrics, discovery)
+        server = StatusServer(pages.render, pages.status, pages.ready)
+        port = await server.start(self.config.metrics_address, self.config.metrics_port)
+        closing.push_async_callback(server.close)
         identity = RunIdentity(self.spec.run_id, version=__version__)
         network = GrpcNetwork(discovery.streams, driver.doorkeeper, identity, sockets, traffic=observer.traffic)
         await network.start(Handlers(driver, driver, driver))
         closing.push_async_callback(network.close)
         driver.plug(network)
-        await self._greet_initial_peers(network)
-        gauges = _Gauges(driver, vitals, metrics, discovery)
-        server = StatusServer(gauges.render, gauges.status, _ready(driver))
-        port = await server.start(self.config.metrics_address, self.config.metrics_port)
-        closing.push_async_callback(server.close)
-        with self._run_file(discovery, port), _signals(driver, self.config.stop_grace_s):
+        for helper in (self._greeting(network, driver), WaitingDiary(pages.waits_for)):
+            helper.start()
+            closing.push_async_callback(helper.close)
+        with self._run_file(discovery, port):
+            stop.driver = driver
             left = await driver.run(self._started())
         return self._code(left)
 
@@ -105,9 +118,7 @@ class Node:
             probe.write_bytes(b"")
             probe.unlink()
         except OSError as error:
-            raise DiskFailed(
-                f"{self.config.data_dir} cannot be written: {error.strerror}", "choose another --data-dir"
-            ) from error
+            raise _disk_failed(self.config.data_dir, error) from error
 
     def _discovery_settings(self) -> DiscoverySettings:
         config, settings = self.config, self.spec.core_settings()
@@ -124,14 +135,7 @@ class Node:
             announce=config.announce,
             initial_peers=config.initial_peers,
             start_timeout_s=config.p2p_start_timeout_s,
-            reach=ReachSettings(
-                relay=config.relay,
-                auto_relay=config.relay and bool(config.initial_peers),
-                auto_nat=config.reachability == "auto",
-                force="" if config.reachability == "auto" else config.reachability,
-                client_mode=config.reachability == "private",
-                allow_private=config.allow_private,
-            ),
+            reach=config.reach_settings(),
         )
 
     def _driver(self, discovery: SwarmDiscovery, observer: Observers, vitals: Vitals) -> Driver:
@@ -177,12 +181,15 @@ class Node:
         found = self._newest_checkpoint(seat)
         return None if found is None else found[1]
 
-    async def _greet_initial_peers(self, network: GrpcNetwork) -> None:
-        """A peer of another run or protocol version is found out before anything is joined."""
-        for address in self.config.initial_peers:
-            peer = PeerId(address.rsplit("/p2p/", 1)[-1])
-            with contextlib.suppress(PeerLost):
-                await network.hello(peer)
+    def _greeting(self, network: GrpcNetwork, driver: Driver) -> Greeting:
+        """A peer of another run or version ends the node while it has no seat; later it is only logged."""
+
+        def misfit(error: NolocoError) -> None:
+            if driver.machine.phase is Phase.JOINING:
+                driver.fail(error)
+
+        peers = {PeerId(address.rsplit("/p2p/", 1)[-1]) for address in self.config.initial_peers}
+        return Greeting(network, peers - {driver.machine.peer}, misfit)
 
     @contextlib.contextmanager
     def _run_file(self, discovery: SwarmDiscovery, port: int) -> Iterator[None]:
@@ -196,8 +203,11 @@ class Node:
             "url": f"http://{self.config.metrics_address}:{port}",
         }
         aside = path.with_suffix(".tmp")
-        aside.write_text(json.dumps(content, indent=2) + "\n")
-        aside.replace(path)
+        try:
+            aside.write_text(json.dumps(content, indent=2) + "\n")
+            aside.replace(path)
+        except OSError as error:
+            raise _disk_failed(path, error) from error
         log.info("node_up", peer=content["peer"], addresses=content["addresses"], url=content["url"])
         try:
             yield
@@ -210,10 +220,21 @@ class Node:
         return int(ExitCode.OK)
 
 
+LEAVE_ADVICE = {
+    ExitCode.IDENTITY_IN_USE: "end the other process, or give this node a data directory and key of its own",
+    ExitCode.NO_SEAT: "wait for a seat, or ask for another",
+}
+
+
 def _as_error(left: Leave) -> NolocoError:
-    error = NolocoError(left.reason)
-    error.code = ExitCode(left.code)
+    code = ExitCode(left.code)
+    error = NolocoError(left.reason, LEAVE_ADVICE.get(code, ""))
+    error.code = code
     return error
+
+
+def _disk_failed(path: Path, error: OSError) -> DiskFailed:
+    return DiskFailed(f"{path} cannot be written: {error.strerror}", "choose another --data-dir, or make room")
 
 
 def _daemon_watch(metrics: NodeMetrics) -> Callable[[bool, str], None]:
@@ -233,7 +254,7 @@ def _struck(metrics: NodeMetrics, peer: PeerId, reason: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Gauges:
+class _Pages:
     """The status pages; brings those gauges up to date that no event tells."""
 
     driver: Driver
@@ -246,24 +267,38 @@ class _Gauges:
         self.metrics.set_spread(self.vitals.spread)
         self.metrics.set_learning_rate(self.vitals.learning_rate)
         self.metrics.set_peers(len(self.discovery.peers))
+        self.metrics.set_bootstrap_state(self._bootstrap_state())
         return self.metrics.render()
 
     def status(self) -> dict[str, Any]:
-        reach = {"reach": self.discovery.reach, "peers": len(self.discovery.peers)}
+        reach = {"reach": self.discovery.reach, "peers": len(self.discovery.peers), "waits_for": self.waits_for()}
         return {**self.driver.status(), **self.vitals.shown(), **reach}
 
-
-def _ready(driver: Driver) -> Callable[[], tuple[bool, str]]:
-    def ready() -> tuple[bool, str]:
-        machine = driver.machine
+    def ready(self) -> tuple[bool, str]:
+        machine = self.driver.machine
         if machine.phase not in (Phase.TRAINING, Phase.EXCHANGING):
-            return False, str(machine.phase)
+            return False, f"{machine.phase}: {self.waits_for()}".removesuffix(": ")
         if machine.waits_for:
             return False, machine.waits_for
-        idle_s = driver.around.clock() - driver.last_progress_s
+        idle_s = self.driver.around.clock() - self.driver.last_progress_s
         return (idle_s < NO_PROGRESS_S), "" if idle_s < NO_PROGRESS_S else f"no inner step for {idle_s:.0f} s"
 
-    return ready
+    def waits_for(self) -> str:
+        """What stands between this node and its work, in words; "" when nothing does."""
+        machine = self.driver.machine
+        if machine.phase is not Phase.JOINING:
+            return machine.waits_for
+        if not self.discovery.bootstrapped:
+            return "no initial peer answers; trying on"
+        if machine.membership.step is Claiming.SPARE:
+            seat = machine.wanted
+            return "every seat is taken: a spare" if seat is None else f"seat {seat} is taken: a spare"
+        return machine.waits_for
+
+    def _bootstrap_state(self) -> str:
+        if not self.discovery.bootstrapped:
+            return "waiting"
+        return "joined" if self.discovery.peers else "alone"
 
 
 @contextlib.contextmanager
@@ -274,26 +309,3 @@ def _socket_dir() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _signals(driver: Driver, grace_s: float) -> Iterator[None]:
-    """First SIGTERM or Ctrl-C: a clean stop within `grace_s`. Second: end at once (the daemon dies with us)."""
-    loop = asyncio.get_running_loop()
-    asked = False
-
-    def on_signal(name: str) -> None:
-        nonlocal asked
-        if asked:
-            os._exit(int(ExitCode.INTERRUPTED))
-        asked = True
-        driver.stop(name)
-        loop.call_later(max(1.0, grace_s - limits.STOP_MARGIN_S), driver.give_up, name)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number.name)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+from types import FrameType
 from typing import Any
 
 import click
 
 from noloco_node.cli.node_options import node_config, node_options
+from noloco_node.errors import ExitCode
 
 
 @click.command()
@@ -18,11 +21,14 @@ def run(**options: Any) -> int:
     Ctrl-C or SIGTERM saves a checkpoint, says goodbye and ends with code 0; a second one ends at once.
     """
     config = node_config(options)
+    from noloco_node.cli.preflight import check_start
     from noloco_node.config.spec_file import load_run_spec
     from noloco_node.telemetry.logs import open_log
 
-    open_log(config.log_format, config.log_level)
+    _end_quietly_while_starting()
     spec = load_run_spec(config.spec)
+    open_log(config.log_format, config.log_level)
+    check_start(config, spec)
 
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notices of closed connections are not news
     import uvloop
@@ -30,3 +36,13 @@ def run(**options: Any) -> int:
     from noloco_node.node import Node
 
     return uvloop.run(Node(config, spec).run())
+
+
+def _end_quietly_while_starting() -> None:
+    """Until the node takes the signals over there is nothing to save: a stop is just the end."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(int(ExitCode.OK))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)

@@ -130,8 +130,8 @@ class NodeConfig(BaseSettings):
         """A node that cannot be dialled keeps nothing for the DHT (client mode)."""
         return ReachSettings(
             relay=self.relay,
-            auto_relay=self.relay and self.reachability != "public",
-            auto_nat=self.reachability == "auto" and bool(self.initial_peers),
+            auto_relay=self.relay and self.reachability != "public" and bool(self.initial_peers),
+            auto_nat=self.reachability == "auto",
             port_map=self.port_map,
             force="" if self.reachability == "auto" else self.reachability,
             client_mode=self.reachability == "private",

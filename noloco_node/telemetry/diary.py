@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.telemetry.logs import logger
+
+WAITING_CHECK_S = 3.0
 
 log = logger("node")
 
@@ -48,3 +53,29 @@ class Diary:
 
     def traffic(self, service: str, direction: str, size_bytes: int) -> None:
         return None
+
+
+class WaitingDiary:
+    """Says in the log what the node stands still for, once per reason, as soon as it lasts."""
+
+    def __init__(self, waits_for: Callable[[], str]) -> None:
+        self._waits_for = waits_for
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="waiting diary")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        said = before = ""
+        while True:
+            await asyncio.sleep(WAITING_CHECK_S)
+            reason = self._waits_for()
+            if reason == before and reason != said:
+                log.info("waiting", reason=reason) if reason else log.info("waiting_over")
+                said = reason
+            before = reason

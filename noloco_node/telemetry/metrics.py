@@ -210,8 +210,10 @@ class NodeMetrics:
         self._checkpoint_started = {effect.outer_step: self._clock()}
 
     def _checkpoint_saved(self, event: events.CheckpointSaved) -> None:
-        self.instruments.checkpoint_step.set(event.outer_step)
         started = self._checkpoint_started.pop(event.outer_step, None)
+        if event.reason:
+            return
+        self.instruments.checkpoint_step.set(event.outer_step)
         if started is not None:
             self.instruments.checkpoint.observe(self._clock() - started)
 

@@ -29,6 +29,7 @@ from noloco_node.errors import BadCheckpoint, DiskFailed, WrongRun
 FORMAT = 1
 METADATA_KEY = "noloco"
 PARTS = ("fast", "slow", "momentum", "exp_avg", "exp_avg_sq")
+SET_ASIDE = ".unusable"
 _NAME = re.compile(r"^step-(\d+)\.safetensors$")
 
 
@@ -63,6 +64,19 @@ def file_name(outer_step: int) -> str:
 def newest(folder: Path) -> Path | None:
     """The whole checkpoint with the highest outer step in `folder`; damaged ones are passed over."""
     return next((path for path in reversed(_listed(folder)) if _is_whole(path)), None)
+
+
+def by_age(folder: Path) -> list[Path]:
+    """Every checkpoint file of the folder, whole or not, the highest outer step first."""
+    return _listed(folder)[::-1]
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be used, so that it is neither read again nor removed as old. Raises DiskFailed."""
+    aside = path.with_suffix(SET_ASIDE)
+    with _writing(path.parent):
+        path.replace(aside)
+    return aside
 
 
 def read_meta(path: Path) -> Meta:

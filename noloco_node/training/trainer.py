@@ -7,6 +7,7 @@ number of threads the same calls give the same bits. Must not know peers, partne
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,6 +35,7 @@ from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.stage import Stage, cut_stage
 
 NamedTensors = dict[str, Tensor]
+log = logging.getLogger(__name__)
 
 
 class StageTrainer:
@@ -77,11 +79,9 @@ class StageTrainer:
         return LoadedState(0, 0, 0)
 
     def load_checkpoint(self) -> LoadedState:
-        """The newest whole checkpoint in the seat's folder. Raises BadCheckpoint, WrongRun."""
-        path = checkpoint.newest(self._place.checkpoint_dir)
-        if path is None:
-            raise BadCheckpoint(f"no complete checkpoint in {self._place.checkpoint_dir}")
-        meta, tensors = self._read(path)
+        """The newest usable checkpoint in the seat's folder; damaged ones are put aside and said. Raises
+        BadCheckpoint when none is left, WrongRun."""
+        meta, tensors = self._newest_usable()
         self._begin_anew()
         _copy(tensors["fast"], dict(self.stage.named_parameters()))
         _copy(tensors["slow"], self.outer.slow_weights())
@@ -167,6 +167,16 @@ class StageTrainer:
         self.outer.forget_exchanges()
         self.optimizer.reset()
         self._graphs.forget_all()
+
+    def _newest_usable(self) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
+        folder, why = self._place.checkpoint_dir, ""
+        for path in checkpoint.by_age(folder):
+            try:
+                return self._read(path)
+            except BadCheckpoint as error:
+                why = f": {error.cause}"
+                log.warning("%s; kept as %s", error.cause, checkpoint.set_aside(path).name)
+        raise BadCheckpoint(f"no complete checkpoint in {folder}{why}")
 
     def _read(self, path: Path) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
         return checkpoint.load(path, run=self._settings.run, shape_hash=self.shape_hash)
