@@ -18,7 +18,7 @@ BOTH: Options = [
 SERVER: Options = [
     *BOTH,
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", int(limits.PING_INTERVAL_MIN_S * 1000)),
+    ("grpc.http2.min_ping_interval_without_data_ms", int(limits.PING_INTERVAL_MIN_S * 1000)),
     ("grpc.max_concurrent_streams", limits.CALLS_PER_CONNECTION_MAX),
 ]
 
