@@ -69,6 +69,8 @@ class Machine:
     _sync_asked: bool = False
     _is_phase_begun: bool = False
     _is_announced: bool = False  # our `active` record is signed and stored
+    _peers_checked_s: float = float("-inf")
+    _news: bool = True  # a record came since the peers were looked through
     _looked_s: dict[Seat, float] = field(default_factory=dict)
     _now: float = 0.0
 
@@ -85,6 +87,7 @@ class Machine:
         self._now = now
         if self.phase is Phase.LEFT:
             return []
+        self._news = self._news or isinstance(event, ev.RecordLearnt | ev.StateLoaded)
         out = self.membership.handle(event, now)
         if any(isinstance(effect, do.Leave) for effect in out):
             self.phase = Phase.LEFT
@@ -135,7 +138,10 @@ class Machine:
         if self.time_clock is not None:
             self.outer_step = max(self.outer_step, self.time_clock.running(self._now))
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
-        self.flow = MicroBatchFlow(self.settings, seat, data_next=event.data_next)
+        data_next = event.data_next
+        if seat.stage == 0 and event.source != "checkpoint":  # a successor begins where the last holder promised
+            data_next = max(data_next, self.membership.roster.data_next(seat))
+        self.flow = MicroBatchFlow(self.settings, seat, data_next=data_next)
         self.desk = ExchangeDesk(self.settings, seat, self.incarnation)
         self.phase = Phase.TRAINING
         self.membership.watch([*self._replicas_of(seat.stage + 1), *self._replicas_of(seat.stage)])
@@ -342,9 +348,15 @@ class Machine:
         return out
 
     def _look_for_peers(self) -> list[Effect]:
-        """Read again the seats this node needs now and finds vacant: the next stage's and the partner's."""
+        """Read again the seats this node needs now and finds vacant: the next stage's and the partner's.
+
+        Whom it misses is looked through once a second and when news came, not at every event.
+        """
         flow, desk = self.flow, self.desk
         assert flow is not None and desk is not None
+        if self._now < self._peers_checked_s + LOOK_AGAIN_S and not self._news:
+            return []
+        self._peers_checked_s, self._news = self._now, False
         stage = flow.seat.stage
         missing = self._missing_to_start()
         wanted = self._replicas_of(stage + 1)

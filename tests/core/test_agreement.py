@@ -89,14 +89,14 @@ def test_taken_by_the_drawn_partner_is_final_for_the_step() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, OfferAnswer.LATER])
-def test_silence_and_later_are_tried_again_after_a_second(answer: OfferAnswer | None) -> None:
+def test_silence_and_later_are_tried_again_after_a_pause(answer: OfferAnswer | None) -> None:
     one = agreement((0, 3))
     view = view_of(3)
     one.begin_phase(4, view, 0.0)
     assert one.handle(OfferAnswered(Offer(4, ME, seat(3)), answer), view, 2.0) == []
     assert one.next_deadline == 2.0 + limits.OFFER_RETRY_S
-    assert one.handle(TimePassed(), view, 2.9) == []
-    assert sent_to(one.handle(TimePassed(), view, 3.0)) == [3]
+    assert one.handle(TimePassed(), view, 2.4) == []
+    assert sent_to(one.handle(TimePassed(), view, 2.0 + limits.OFFER_RETRY_S)) == [3]
 
 
 def test_without_its_partner_a_seat_asks_the_others_so_orphaned_one_at_a_time() -> None:
