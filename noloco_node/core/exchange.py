@@ -150,7 +150,8 @@ class Exchange:
         if self.partner is None:
             return self._close_solo(self._lost)
         self.state = ExchangeState.TRADING
-        effects: list[Effect] = [OpenExchange(self.outer_step, self.partner.peer)]
+        decides = self.role is Role.DECIDER
+        effects: list[Effect] = [OpenExchange(self.outer_step, self.partner.peer, decider=decides)]
         if self._early is not None:
             effects += self._on_begin(self._early, now)
         return effects

@@ -121,11 +121,16 @@ def test_without_a_partner_the_step_is_solo_at_once() -> None:
 
 def test_the_boundary_opens_the_stream_and_each_opening_says_begin() -> None:
     table = Table(LOW)
-    assert table.did == [OpenExchange(K, YOU)]
+    assert table.did == [OpenExchange(K, YOU, decider=True)]
     mine = Begin(K, LOW, HIGH, 77, "float32", "shape", SIZE, MINE, 1.0)
     assert table.meet(ExchangeOpened(K, YOU)) == [say(mine)]
     again = Begin(K, LOW, HIGH, 77, "float32", "shape", SIZE, MINE, 1.0, 100, THEIRS)
     assert table.meet(ExchangeOpened(K, YOU, 100, THEIRS)) == [say(again)]
+
+
+def test_only_the_lower_seat_opens_as_the_decider() -> None:
+    """Of two crossing streams the decider's stays: were both followers, each would give its own up."""
+    assert Table(HIGH).did == [OpenExchange(K, YOU, decider=False)]
 
 
 def test_a_fitting_begin_makes_room_and_streams() -> None:
@@ -147,7 +152,7 @@ def test_a_repeated_begin_streams_from_the_offset_the_partner_holds(held: int, d
 
 def test_an_early_begin_streams_only_after_our_own_begin() -> None:
     table = Table(LOW, begin(LOW))
-    assert table.did == [OpenExchange(K, YOU), ReceiveTensor(K, YOU, SIZE, THEIRS)]
+    assert table.did == [OpenExchange(K, YOU, decider=True), ReceiveTensor(K, YOU, SIZE, THEIRS)]
     assert table.exchange.deadline == T0 + MAX_S
     assert table.meet(ExchangeOpened(K, YOU))[1:] == [StreamTensor(K, YOU, 0)]
 

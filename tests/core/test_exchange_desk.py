@@ -126,7 +126,7 @@ def test_a_step_not_reached_makes_the_partner_wait_and_its_begin_is_used_at_the_
     assert hear(desk, YOU, begin(3)) == [SendExchange(YOU, Wait(3))]
     assert hear(desk, YOU, Ask(3)) == [SendExchange(YOU, Wait(3))]
     assert hear(desk, YOU, Ready(3)) == []
-    assert take(desk, 3) == [OpenExchange(3, YOU), ReceiveTensor(3, YOU, 400, b"y" * 32)]
+    assert take(desk, 3) == [OpenExchange(3, YOU, decider=True), ReceiveTensor(3, YOU, 400, b"y" * 32)]
 
 
 def test_early_begins_are_few_and_the_partners_is_never_pushed_out() -> None:
