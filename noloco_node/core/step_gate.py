@@ -71,7 +71,7 @@ class StepGate:
         self._inflight_max = inflight_max
         self._ordered = admit is Admit.ORDERED
         self._grace_s = grace_s
-        self._idle_close_s = idle_close_s
+        self._idle_close_s = max(grace_s, idle_close_s) if self._ordered else idle_close_s
         self._queue: list[Work] = []
         self._open: list[Work] = []  # admitted and not finished, in order of admission
         self._late: list[Work] = []  # graph dropped; not part of the open step until the gradient comes
@@ -124,8 +124,7 @@ class StepGate:
         """The micro-batch to admit and run forward now, or None."""
         if self.in_flight >= self._inflight_max or self.is_full:
             return None
-        work = self._next_expected(now) if self._ordered else (self._queue[0] if self._queue else None)
-        return work
+        return self._next_expected(now) if self._ordered else (self._queue[0] if self._queue else None)
 
     def admit(self, work: Work, now: float) -> None:
         self._queue.remove(work)
@@ -139,7 +138,8 @@ class StepGate:
             self._waiting_since_s = None
 
     def _next_expected(self, now: float) -> Work | None:
-        """Ordered: the queued micro-batch that is next in index order; one missing for grace_s is skipped."""
+        """Ordered: the queued micro-batch that is next in index order; one that others wait for longer than grace_s is
+        skipped."""
         stray = next((w for w in self._queue if not w.count), None)
         if stray is not None:
             return stray
@@ -147,6 +147,9 @@ class StepGate:
             found = next((w for w in self._queue if w.id == self._expected[0]), None)
             if found is not None:
                 return found
+            if not self._queue:
+                self._waiting_since_s = None  # nothing comes at all: the run has not begun, or waits elsewhere
+                return None
             if self._waiting_since_s is None:
                 self._waiting_since_s = now
             if now < self._waiting_since_s + self._grace_s:
@@ -223,7 +226,7 @@ class StepGate:
     def next_deadline(self) -> float | None:
         """When time alone may change something: the idle close, or a missing id's grace."""
         times = []
-        if not self._open and 0 < self.totals.done and self.totals.admitted < self._m:
+        if not self._open and self.totals.done > 0 and self.totals.admitted < self._m:
             times.append(self._active_s + self._idle_close_s)
         if self._waiting_since_s is not None:
             times.append(self._waiting_since_s + self._grace_s)
