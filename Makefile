@@ -1,19 +1,27 @@
 # One entry for people, hooks and CI. `make setup` builds .venv; every other target does so when it is missing.
-PYTHON ?= python3
+#   PYTHON=python3.12        the interpreter to build .venv with
+#   TORCH_INDEX=URL          package index to take torch from (another build: CPU, CUDA); empty: pip's own choice
+#   CHECK_TESTS=0            `make check` without the fast tests; so it is in `make check test`, where all tests follow
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH_INDEX ?=
+CHECK_TESTS ?= $(if $(filter test,$(MAKECMDGOALS)),0,1)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test check fast format proto clean
+.PHONY: setup demo test check fast format proto docs clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "noloco-node needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' || { echo "this Python has no ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" "$$(grep '^torch==' requirements.lock)")
+	$(PIP) -r requirements.lock
+	PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/pip check
 	@touch $@
 
 DEMO_JSON ?= demo/summary.json
@@ -32,7 +40,8 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
-	$(MAKE) fast
+	$(BIN)/python docs/generate.py --check
+	$(if $(filter 0,$(CHECK_TESTS)),,$(BIN)/pytest tests -m "not slow")
 
 format: setup
 	$(BIN)/ruff format .
@@ -41,5 +50,8 @@ format: setup
 proto: setup
 	$(BIN)/python proto/generate.py
 
+docs: setup
+	$(BIN)/python docs/generate.py
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
