@@ -28,6 +28,7 @@ from noloco_node.core.machine import Machine
 from noloco_node.core.membership import Claiming
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
+from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.discovery.settings import DiscoverySettings
 from noloco_node.driver.driver import Driver, Surroundings
 from noloco_node.driver.greeting import Greeting
@@ -78,7 +79,8 @@ class Node:
         self._make_folders()
         resolve_device(self.config.device)
         metrics = NodeMetrics(time.monotonic)
-        discovery = SwarmDiscovery(self._discovery_settings(), on_daemon=_daemon_watch(metrics))
+        peers = self._initial_peers()
+        discovery = SwarmDiscovery(self._discovery_settings(peers), on_daemon=_daemon_watch(metrics))
         await discovery.start()
         closing.push_async_callback(discovery.close)
         vitals = Vitals(time.monotonic)
@@ -96,12 +98,12 @@ class Node:
         await network.start(Handlers(driver, driver, driver))
         closing.push_async_callback(network.close)
         driver.plug(network)
-        for helper in (self._greeting(network, driver), WaitingDiary(pages.waits_for)):
+        for helper in (_greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
             helper.start()
             closing.push_async_callback(helper.close)
         with self._run_file(discovery, port):
             stop.driver = driver
-            left = await driver.run(self._started())
+            left = await driver.run(self._started(peers))
         return self._code(left)
 
     # --- parts ------------------------------------------------------------------------------------
@@ -120,7 +122,17 @@ class Node:
         except OSError as error:
             raise _disk_failed(self.config.data_dir, error) from error
 
-    def _discovery_settings(self) -> DiscoverySettings:
+    def _initial_peers(self) -> tuple[str, ...]:
+        """Without our own address: one list of peers may serve all nodes of a run."""
+        assert self.config.identity_file is not None
+        own = load_or_create_identity(self.config.identity_file).peer_id
+        named = self.config.initial_peers
+        others = tuple(address for address in named if not address.endswith(f"/p2p/{own}"))
+        if named and not others:
+            log.warning("starting_alone", reason="the initial peers name only this node itself")
+        return others
+
+    def _discovery_settings(self, initial_peers: tuple[str, ...]) -> DiscoverySettings:
         config, settings = self.config, self.spec.core_settings()
         assert config.identity_file is not None
         return DiscoverySettings(
@@ -133,7 +145,7 @@ class Node:
             skew_max_s=settings.skew_max_s,
             listen=config.listen,
             announce=config.announce,
-            initial_peers=config.initial_peers,
+            initial_peers=initial_peers,
             start_timeout_s=config.p2p_start_timeout_s,
             reach=config.reach_settings(),
         )
@@ -165,13 +177,13 @@ class Node:
         path = checkpoint.newest(self._checkpoint_dir(seat))
         return None if path is None else (path, checkpoint.read_meta(path).outer_step)
 
-    def _started(self) -> ev.Started:
+    def _started(self, initial_peers: tuple[str, ...]) -> ev.Started:
         """The seat of the newest local checkpoint is asked for again."""
         wanted = self.config.wanted_seat
         found = [(step, seat) for seat in self._seats_on_disk() for step in [self._step_of(seat)] if step is not None]
         ours = [(step, seat) for step, seat in found if wanted in (None, seat)]
         step, seat = max(ours, default=(None, None))
-        return ev.Started(step, seat, has_initial_peers=bool(self.config.initial_peers))
+        return ev.Started(step, seat, has_initial_peers=bool(initial_peers))
 
     def _seats_on_disk(self) -> list[Seat]:
         names = [p.name for p in (self.run_dir / "checkpoints").glob("*.*") if re.fullmatch(r"\d+\.\d+", p.name)]
@@ -180,16 +192,6 @@ class Node:
     def _step_of(self, seat: Seat) -> int | None:
         found = self._newest_checkpoint(seat)
         return None if found is None else found[1]
-
-    def _greeting(self, network: GrpcNetwork, driver: Driver) -> Greeting:
-        """A peer of another run or version ends the node while it has no seat; later it is only logged."""
-
-        def misfit(error: NolocoError) -> None:
-            if driver.machine.phase is Phase.JOINING:
-                driver.fail(error)
-
-        peers = {PeerId(address.rsplit("/p2p/", 1)[-1]) for address in self.config.initial_peers}
-        return Greeting(network, peers - {driver.machine.peer}, misfit)
 
     @contextlib.contextmanager
     def _run_file(self, discovery: SwarmDiscovery, port: int) -> Iterator[None]:
@@ -218,6 +220,16 @@ class Node:
         if left.code:
             raise _as_error(left)
         return int(ExitCode.OK)
+
+
+def _greeting(network: GrpcNetwork, driver: Driver, addresses: tuple[str, ...]) -> Greeting:
+    """A peer of another run or version ends the node while it has no seat; later it is only logged."""
+
+    def misfit(error: NolocoError) -> None:
+        if driver.machine.phase is Phase.JOINING:
+            driver.fail(error)
+
+    return Greeting(network, {PeerId(address.rsplit("/p2p/", 1)[-1]) for address in addresses}, misfit)
 
 
 LEAVE_ADVICE = {

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId, Seat, SeatRecord
+from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.discovery.address_book import AddressBook
 from noloco_node.discovery.addresses import (
     Address,
@@ -33,7 +33,7 @@ from noloco_node.discovery.seat_table import SeatTable
 from noloco_node.discovery.sequence import SequenceFile
 from noloco_node.discovery.settings import DiscoverySettings
 from noloco_node.discovery.streams import Libp2pStreams
-from noloco_node.errors import BadConfig, DiskFailed, PeerLost
+from noloco_node.errors import BadConfig, DiskFailed, IdentityInUse, PeerLost
 
 SEQUENCE_FILE = "record-sequence"
 
@@ -58,6 +58,7 @@ class SwarmDiscovery:
         self._lock = IdentityLock(settings.identity_path, settings.data_dir)
         self._sequence = SequenceFile(settings.data_dir / SEQUENCE_FILE)
         self._last_expires: dict[Seat, int] = {}
+        self._last_seq: dict[Seat, int] = {}
         self._rules = RecordRules(
             run=settings.run,
             num_stages=settings.num_stages,
@@ -212,7 +213,8 @@ class SwarmDiscovery:
         return live
 
     async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
-        """Fill seq, expires, addresses and reach, sign, store. Never raises for the network's sake."""
+        """Fill seq, expires, addresses and reach, sign, store. Never raises for the network's sake. Raises
+        IdentityInUse when another process signed a record of this seat with our key since our last one."""
         now = self._now_ms()
         filled = replace(
             record,
@@ -226,7 +228,19 @@ class SwarmDiscovery:
         confirmed = False
         with suppress(PeerLost):
             confirmed = await self._table.store(signed, encoded)
+            self._check_alone_with_key(signed)
+        self._last_seq[signed.seat] = signed.seq
         return signed, encoded, confirmed
+
+    def _check_alone_with_key(self, ours: SeatRecord) -> None:
+        found, last = self._table.own_elsewhere, self._last_seq.get(ours.seat)
+        if found is None or last is None or found.incarnation == ours.incarnation:
+            return
+        if last < found.seq and found.state is not SeatState.LEAVING:
+            raise IdentityInUse(
+                f"another process uses this node's key: it signed a record of seat {ours.seat}",
+                "End that process, or give one of the two a data directory and key of its own.",
+            )
 
     def decode(self, encoded: bytes) -> SeatRecord:
         """Check a record that came on a call, and remember its addresses. Raises RemoteProtocolError."""

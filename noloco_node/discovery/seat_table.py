@@ -44,6 +44,7 @@ class SeatTable:
         self._node: DHTNode | None = None
         self.validator = SeatRecordValidator(run, verifier)
         self.storage = SeatStorage(peer_id)
+        self.own_elsewhere: SeatRecord | None = None  # what others held of our own before the latest store
 
     async def start(self, p2p: P2P) -> None:
         """Join nothing yet; answer others from now on. What was kept before a restart of the daemon stays."""
@@ -123,7 +124,10 @@ class SeatTable:
         key, value, expiration_time = seat_key(self._run, record.seat), pack(encoded), record.expires / 1000
         self.storage.store_subkey(key, record.peer, value, expiration_time)
         try:
-            nearest = (await self._look_up(key)).nearest[: limits.DHT_COPIES]
+            look_up = await self._look_up(key)
+            nearest = look_up.nearest[: limits.DHT_COPIES]
+            found = (held for held in self._newest(key, look_up.found) if held.peer == self._peer_id)
+            self.own_elsewhere = next(found, None)
             protocol = self._live_node().protocol
             async with asyncio.timeout(limits.DHT_DEADLINE_S):
                 answers = await asyncio.gather(
