@@ -2,7 +2,7 @@
 #   PYTHON=python3.12        the interpreter to build .venv with
 #   TORCH_INDEX=URL          package index to take torch from (another build: CPU, CUDA); empty: pip's own choice
 #   CHECK_TESTS=0            `make check` without the fast tests; so it is in `make check test`, where all tests follow
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell for name in python3.11 python3; do $$name -c '' 2>/dev/null && echo $$name && break; done)
 TORCH_INDEX ?=
 CHECK_TESTS ?= $(if $(filter test,$(MAKECMDGOALS)),0,1)
 VENV := .venv
@@ -15,7 +15,7 @@ STAMP := $(VENV)/.setup-done
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "noloco-node needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "noloco-node needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' || { echo "this Python has no ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" "$$(grep '^torch==' requirements.lock)")
