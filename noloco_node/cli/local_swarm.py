@@ -168,11 +168,10 @@ class LocalSwarm:
 
 
 def _ended_early(node: LocalNode) -> NolocoError:
-    error = NolocoError(
+    return NolocoError(
         f"node {node.seat} ended with exit code {node.process.returncode} before it was up: {node.last_words()}",
         f"its log is {node.folder / 'node.log'}",
     )
-    return error
 
 
 def wait_for_end(swarm: LocalSwarm, each: Any, interval_s: float = 0.5) -> None:

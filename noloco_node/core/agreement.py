@@ -172,7 +172,7 @@ class Agreement:
         """
         if not self._is_meant_for_me(offer):
             return OfferAnswer.TAKEN
-        if view(offer.sender) != peer or not 0 <= self._step or offer.outer_step > self._step + 1:
+        if view(offer.sender) != peer or self._step < 0 or offer.outer_step > self._step + 1:
             return OfferAnswer.LATER  # its record is still on the way to me, or it is ahead: it asks again
         caller = Agreed(offer.sender, peer)
         made = self._made.get(offer.outer_step)

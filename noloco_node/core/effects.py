@@ -164,7 +164,7 @@ class ForgetMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class RunInnerStep:
-    """Device job: divide the gradient sums by `tokens`, clip, AdamW at schedule position `position`. -> InnerStepDone."""
+    """Device job: divide the gradient sums by `tokens`, clip, AdamW at schedule place `position`. -> InnerStepDone."""
 
     tokens: int
     position: int
@@ -237,7 +237,7 @@ class StreamTensor:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTensor:
-    """Off the device lane's order but on its thread: check the partner's tensor, compute c. -> TensorVerified | TensorRefused."""
+    """On the device's thread, out of its order: check the partner's x, compute c. -> TensorVerified | TensorRefused."""
 
     outer_step: int
 
