@@ -283,8 +283,11 @@ class _Pages:
         return self.metrics.render()
 
     def status(self) -> dict[str, Any]:
+        """Without addresses: whoever may see the page need not learn where this machine stands."""
         reach = {"reach": self.discovery.reach, "peers": len(self.discovery.peers), "waits_for": self.waits_for()}
-        return {**self.driver.status(), **self.vitals.shown(), **reach}
+        found = {**self.driver.status(), **self.vitals.shown(), **reach}
+        found.pop("addresses", None)
+        return found
 
     def ready(self) -> tuple[bool, str]:
         machine = self.driver.machine

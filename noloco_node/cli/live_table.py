@@ -19,6 +19,11 @@ COLUMNS = (
     "sent",
     "received",
 )
+SHOWN = frozenset(
+    {"seat", "phase", "outer_step", "inner_step", "loss", "tokens_per_s", "partner", "outer_steps"}
+    | {"bytes_sent", "bytes_received"}
+)
+"""Names in /status.json that a row shows."""
 
 
 def node_table(statuses: Iterable[dict[str, Any]], title: str = "") -> Table:

@@ -1,7 +1,7 @@
-"""`noloco-node status`: asks a running node over its own HTTP address and shows the answer as a table.
+"""`noloco-node status`: asks a running node over its own HTTP address and shows the answer as tables.
 
-Knows no field by heart: what `/status.json` holds is shown, nested objects as `outer.inner`, lists of objects as
-tables of their own.
+First the row that the demo's table shows; then whatever else `/status.json` holds, nested objects as `outer.inner`,
+lists of objects as tables of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,9 +23,26 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = "9464"
 PORT_VARIABLE = "NOLOCO_METRICS_PORT"
+RUN_FILE = "node.json"  # in a running node's data directory
+PLAIN_WIDTH = 120  # columns where there is no terminal
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 5.0
 ADVICE = "is the node running, and --url its metrics address and port?"
+
+
+def find_url(url: str | None, data_dir: Path | None) -> str:
+    """What was asked for; else what the node in the data directory says of itself; else the default port."""
+    if url is not None:
+        return url
+    if data_dir is None:
+        return default_url()
+    try:
+        found = json.loads((data_dir / RUN_FILE).read_text("utf-8"))["url"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SwarmUnreachable(
+            f"no node runs in {data_dir}", "start it, or name another --data-dir or --url"
+        ) from error
+    return str(found)
 
 
 def default_url() -> str:
@@ -60,11 +78,16 @@ def read_status(url: str) -> dict[str, Any]:
 
 
 def tables(status: dict[str, Any]) -> list[Table]:
-    """One table of scalars, and one for each list of objects."""
+    """The row of a node, a table of other scalars, and one for each list of objects."""
     from rich.table import Table
+
+    from noloco_node.cli.live_table import SHOWN, node_table
 
     main = Table(show_header=False, box=None)
     found = [main]
+    if "phase" in status:
+        found.insert(0, node_table([status]))
+        status = {name: value for name, value in status.items() if name not in SHOWN}
     for name, value in _flat(status).items():
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             found.append(_rows(name, value))
@@ -108,13 +131,13 @@ def _text(value: Any) -> str:
 
 
 @click.command()
-@click.option(
-    "--url", default=default_url, show_default=f"port {PORT_VARIABLE} here", help="The node's metrics address."
-)
+@click.option("--url", help=f"The node's metrics address.  [default: port {DEFAULT_PORT} here, or {PORT_VARIABLE}]")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Instead of --url: the data directory it runs in.")
 @click.option("--json", "as_json", is_flag=True, help="The node's answer as it is.")
 @click.option("--healthy", is_flag=True, help="Print nothing; exit 0 if the node lives (health checks).")
-def status(url: str, as_json: bool, healthy: bool) -> None:
+def status(url: str | None, data_dir: Path | None, as_json: bool, healthy: bool) -> None:
     """Show what a running node is doing."""
+    url = find_url(url, data_dir)
     if healthy:
         read_page(url, "/healthz")
         return
@@ -125,5 +148,7 @@ def status(url: str, as_json: bool, healthy: bool) -> None:
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
     for table in tables(answer):
         console.print(table)
