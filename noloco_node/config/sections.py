@@ -45,6 +45,7 @@ class Data(Section):
         _data.held_out_fraction, description="of documents, for evaluation, never trained on", ge=0, lt=1
     )
     shuffle_window: int = Field(_data.shuffle_window, description="documents shuffled among themselves", ge=1)
+    row_window: int = Field(_data.row_window, description="packed rows shuffled among themselves", ge=1, le=65536)
 
 
 class Tokenizer(Section):

@@ -27,7 +27,7 @@ from noloco_node.training.reader import held_out_rows
 from noloco_node.training.settings import TrainingSettings
 from noloco_node.training.stage import Stage, count_tokens, cut_stage, loss_sum
 
-ROWS_MAX = 256  # held-out rows of one evaluation, unless told otherwise
+ROWS_MAX = 512  # held-out rows of one evaluation, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)

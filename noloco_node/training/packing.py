@@ -145,6 +145,56 @@ class RowPacker:
             self._document, self._offset = None, 0
 
 
+class RowShuffle:
+    """Rows of a RowPacker, `window` at a time in an order of the run seed.
+
+    Neighbouring rows are mostly of one document; a micro-batch of them would teach one file at a time.
+    """
+
+    def __init__(self, packer: RowPacker, *, seed: int, shard: int, window: int) -> None:
+        self._packer = packer
+        self._seed = seed
+        self._shard = shard
+        self._size = window
+        self._window: Rows | None = None
+        self._order: tuple[int, ...] = ()
+        self._place = self._number = 0
+        self._before = packer.state()
+
+    def resume(self, state: dict[str, Any] | None) -> None:
+        """The window at hand is read again when it is needed."""
+        self._packer.resume(state["packer"] if state else None)
+        self._before = self._packer.state()
+        self._place, self._number = (state["place"], state["window"]) if state else (0, 0)
+        self._window = None
+
+    def state(self) -> dict[str, Any]:
+        """Where the next row is, as JSON."""
+        return {"packer": self._before, "place": self._place, "window": self._number}
+
+    def read(self, count: int) -> Rows:
+        picked = [self._next() for _ in range(count)]
+        return Rows(*(np.concatenate(parts) for parts in zip(*picked, strict=True)))
+
+    def open(self) -> None:
+        """Meet the first document now. Raises BadData."""
+        self._packer.open()
+
+    def close(self) -> None:
+        self._packer.close()
+
+    def _next(self) -> tuple[NDArray[np.int32], ...]:
+        if self._window is None:
+            self._window = self._packer.read(self._size)
+            self._order = permutation(self._seed, "shard", "rows", self._shard, self._number, n=self._size)
+        row = slice(self._order[self._place], self._order[self._place] + 1)
+        found = self._window.ids[row], self._window.position_ids[row], self._window.labels[row]
+        self._place += 1
+        if self._place == self._size:
+            self._before, self._place, self._number, self._window = self._packer.state(), 0, self._number + 1, None
+        return found
+
+
 def empty_rows(count: int, tokens: int) -> Rows:
     """Rows in which nothing is trained on yet."""
     shape = (count, tokens)

@@ -16,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noloco_node.core import limits
-from noloco_node.core.seed import key64
+from noloco_node.core.seed import key64, permutation
 from noloco_node.core.types import MicroBatchId
 from noloco_node.errors import BadData, BadModel
 from noloco_node.ports import MicroBatch, TensorBlob
-from noloco_node.training.packing import DocumentOrder, RowPacker, Rows, empty_rows, lay
+from noloco_node.training.packing import DocumentOrder, RowPacker, Rows, RowShuffle, empty_rows, lay
 from noloco_node.training.settings import TrainingSettings
 from noloco_node.training.text import TextSource, build_source
 from noloco_node.training.tokenizer import Encoder, build_encoder
 
 KEY_RANGE = 1 << 64
+HELD_OUT_POOL = 8
 
 
 def is_held_out(settings: TrainingSettings, document: int) -> bool:
@@ -41,7 +42,7 @@ def shard_of(settings: TrainingSettings, document: int) -> int:
 class MicroBatchReader:
     """Reads numbers in rising order at full speed; any other number is reached from the nearest position kept."""
 
-    def __init__(self, packer: RowPacker, *, origin: int, rows: int) -> None:
+    def __init__(self, packer: RowPacker | RowShuffle, *, origin: int, rows: int) -> None:
         self._packer = packer
         self._origin = origin
         self._rows = rows
@@ -123,17 +124,30 @@ def build_reader(settings: TrainingSettings, origin: int) -> MicroBatchReader:
     source = build_source(settings.data, own)
     order = DocumentOrder(source, seed=settings.seed, shard=origin, window=settings.data.shuffle_window)
     packer = RowPacker(order, encoder, settings.sequence_length)
-    return MicroBatchReader(packer, origin=origin, rows=settings.micro_batch_size)
+    rows = RowShuffle(packer, seed=settings.seed, shard=origin, window=settings.data.row_window)
+    return MicroBatchReader(rows, origin=origin, rows=settings.micro_batch_size)
 
 
 def held_out_rows(settings: TrainingSettings, rows_max: int) -> Iterator[Rows]:
-    """Up to `rows_max` held-out rows, `micro_batch_size` at a time, in document order; one pass. Raises BadData."""
+    """Up to `rows_max` held-out rows, `micro_batch_size` at a time; the same ones for all who ask. Raises BadData.
+
+    They are drawn from the first HELD_OUT_POOL * rows_max rows of one pass, so that many documents are heard.
+    """
     encoder = _encoder(settings)
     source = build_source(settings.data, lambda document: is_held_out(settings, document))
     try:
-        yield from _packed_once(source, encoder, settings, rows_max)
+        batches = list(_packed_once(source, encoder, settings, HELD_OUT_POOL * rows_max))
     finally:
         source.close()
+    pool = Rows(*(np.concatenate(parts) for parts in zip(*map(_columns, batches), strict=True)))
+    drawn = permutation(settings.seed, "heldout", "rows", n=len(pool.ids))[:rows_max]
+    for start in range(0, len(drawn), settings.micro_batch_size):
+        rows = list(drawn[start : start + settings.micro_batch_size])
+        yield Rows(pool.ids[rows], pool.position_ids[rows], pool.labels[rows])
+
+
+def _columns(rows: Rows) -> tuple[NDArray[np.int32], ...]:
+    return rows.ids, rows.position_ids, rows.labels
 
 
 def _packed_once(source: TextSource, encoder: Encoder, settings: TrainingSettings, rows_max: int) -> Iterator[Rows]:

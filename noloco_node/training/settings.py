@@ -25,6 +25,7 @@ class DataSettings:
     text_field: str = "text"
     held_out_fraction: float = 0.02  # of documents, drawn by the run seed; never trained on
     shuffle_window: int = 256  # documents shuffled among themselves
+    row_window: int = 1024  # packed rows shuffled among themselves
 
 
 @dataclass(frozen=True, slots=True)

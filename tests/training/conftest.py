@@ -53,7 +53,7 @@ def settings(tiny_model: Callable[..., dict], documents: Path) -> TrainingSettin
         alpha=0.5,
         beta=0.7,
         gamma=0.7,
-        data=DataSettings(source="jsonl", path=str(documents), held_out_fraction=0.1, shuffle_window=8),
+        data=DataSettings(source="jsonl", path=str(documents), held_out_fraction=0.1, shuffle_window=8, row_window=1),
     )
 
 
