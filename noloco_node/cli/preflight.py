@@ -6,17 +6,19 @@ Owns no rule of its own; the parts check again what is theirs. Creates the data 
 from __future__ import annotations
 
 import socket
+import time
 
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import LOCAL_SOURCES, RunSpec
 from noloco_node.discovery.identity import load_identity
-from noloco_node.errors import BadConfig, DiskFailed, PortInUse
+from noloco_node.errors import BadConfig, DiskFailed, PortInUse, TargetMissed
 from noloco_node.training.text import build_source
 
 
 def check_start(config: NodeConfig, spec: RunSpec) -> None:
-    """Raises BadConfig, DiskFailed, BadIdentity, BadData, PortInUse."""
+    """Raises BadConfig, TargetMissed, DiskFailed, BadIdentity, BadData, PortInUse."""
     _check_seat(config, spec)
+    _check_not_over(config, spec)
     _check_data_dir(config)
     if config.identity_file is not None and config.identity_file.exists():
         load_identity(config.identity_file)
@@ -30,6 +32,20 @@ def _check_seat(config: NodeConfig, spec: RunSpec) -> None:
         raise BadConfig(
             f"--seat {seat} is outside the run's seats 0.0 to {swarm.num_stages - 1}.{swarm.num_replicas - 1}",
             'choose another, or "auto"',
+        )
+
+
+def _check_not_over(config: NodeConfig, spec: RunSpec) -> None:
+    """On the time clock a run ends whether or not anybody took part. Whoever did may start again: it just leaves."""
+    outer = spec.outer
+    end_s = outer.start_unix_s + outer.total_outer_steps * outer.outer_interval_s
+    if outer.clock != "time" or not outer.total_outer_steps or time.time() < end_s:
+        return
+    if not (config.data_dir / "runs" / spec.run_id).exists():
+        ended = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end_s))
+        raise TargetMissed(
+            f"the run ended on {ended}, after {outer.total_outer_steps} outer steps of {outer.outer_interval_s:g} s",
+            "ask for the run spec of a newer run, or begin one: noloco-node swarm new",
         )
 
 

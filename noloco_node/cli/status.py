@@ -34,15 +34,18 @@ def find_url(url: str | None, data_dir: Path | None) -> str:
     """What was asked for; else what the node in the data directory says of itself; else the default port."""
     if url is not None:
         return url
-    if data_dir is None:
-        return default_url()
+    return default_url() if data_dir is None else str(read_run_file(data_dir)["url"])
+
+
+def read_run_file(data_dir: Path) -> dict[str, Any]:
+    """What a running node tells the owner of its data directory: url, addresses, pid. Raises SwarmUnreachable."""
     try:
-        found = json.loads((data_dir / RUN_FILE).read_text("utf-8"))["url"]
+        found = json.loads((data_dir / RUN_FILE).read_text("utf-8"))
+        return {"url": found["url"], "addresses": list(found["addresses"]), "pid": found["pid"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SwarmUnreachable(
             f"no node runs in {data_dir}", "start it, or name another --data-dir or --url"
         ) from error
-    return str(found)
 
 
 def default_url() -> str:
@@ -130,13 +133,26 @@ def _text(value: Any) -> str:
             return escape(str(value))
 
 
+def _address(data_dir: Path | None) -> str:
+    if data_dir is None:
+        raise click.UsageError("--address needs --data-dir: a node shows its addresses to its owner only")
+    addresses: list[str] = read_run_file(data_dir)["addresses"]
+    if not addresses:
+        raise SwarmUnreachable("the node has no address that others can reach", "give it --listen or --announce")
+    return addresses[0]
+
+
 @click.command()
 @click.option("--url", help=f"The node's metrics address.  [default: port {DEFAULT_PORT} here, or {PORT_VARIABLE}]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Instead of --url: the data directory it runs in.")
+@click.option("--address", is_flag=True, help="Print the address others join by (with --data-dir).")
 @click.option("--json", "as_json", is_flag=True, help="The node's answer as it is.")
 @click.option("--healthy", is_flag=True, help="Print nothing; exit 0 if the node lives (health checks).")
-def status(url: str | None, data_dir: Path | None, as_json: bool, healthy: bool) -> None:
+def status(url: str | None, data_dir: Path | None, address: bool, as_json: bool, healthy: bool) -> None:
     """Show what a running node is doing."""
+    if address:
+        click.echo(_address(data_dir))
+        return
     url = find_url(url, data_dir)
     if healthy:
         read_page(url, "/healthz")

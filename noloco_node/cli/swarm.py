@@ -17,6 +17,8 @@ from noloco_node.config.spec_file import build_run_spec, dump
 from noloco_node.errors import BadSpec
 
 SEED_BITS = 48
+INTERVALS_S = {"tiny": 10.0, "demo": 30.0}  # of the time clock; the others keep the run spec's default
+START_IN_S = 30
 
 
 @click.group()
@@ -32,8 +34,23 @@ def swarm() -> None:
 @click.option("--stages", type=click.IntRange(min=1), help="Pipeline stages.")
 @click.option("--replicas", type=click.IntRange(min=1), help="Seats per stage.")
 @click.option("--outer-steps", type=click.IntRange(min=1), help="Outer steps until the run ends.")
-@click.option("--clock", type=click.Choice(["time", "steps"]), help="What says that an outer step is due.")
-@click.option("--interval", "interval_s", type=float, help="Seconds per outer step (clock time).")
+@click.option(
+    "--clock",
+    type=click.Choice(["time", "steps"]),
+    help="What says that an outer step is due: the hour, for machines of unlike speed, or the steps made "
+    "(for like machines).  [default: the preset's, steps]",
+)
+@click.option(
+    "--interval", "interval_s", type=float, help="Seconds per outer step (clock time).  [default: the preset's]"
+)
+@click.option(
+    "--start-in",
+    "start_in_s",
+    type=click.IntRange(min=0),
+    default=START_IN_S,
+    show_default=True,
+    help="Seconds until outer step 0 begins, for nodes to gather (clock time).",
+)
 @click.option(
     "--model-config",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -44,7 +61,31 @@ def new(path: Path, base: str, **choices: Any) -> None:
     spec = _spec(base, path, choices)
     _write(path, dump(spec, config_file=_relative(choices["model_config"], path)))
     click.echo(f"wrote {path} (run {spec.run_id})")
-    click.echo(f"start its first node with: noloco-node run --spec {path}")
+    for line in _words(spec):
+        click.echo(line)
+    click.echo(f"the first node:  noloco-node run --spec {path}")
+    click.echo(f"all others:      noloco-node run --spec {path} --initial-peers ADDRESS")
+    click.echo("ADDRESS is what a running node logs as node_up, or: noloco-node status --data-dir DIR --address")
+
+
+def _words(spec: RunSpec) -> list[str]:
+    """What the volunteers are in for: seats, and when the run begins and ends."""
+    swarm, outer = spec.swarm, spec.outer
+    seats = swarm.num_stages * swarm.num_replicas
+    lines = [
+        f"seats:  {seats} ({swarm.num_stages} stages x {swarm.num_replicas} replicas); each stage needs a node, two to mix weights"
+    ]
+    if outer.clock == "steps":
+        end = f"{outer.total_outer_steps} of them" if outer.total_outer_steps else "no end"
+        return [*lines, f"steps:  an outer step every {outer.inner_steps} inner steps, {end}"]
+    end_s = outer.start_unix_s + outer.total_outer_steps * outer.outer_interval_s
+    end = f"until {_utc(end_s)}" if outer.total_outer_steps else "no end"
+    every = f"an outer step every {outer.outer_interval_s:g} s from {_utc(outer.start_unix_s)}"
+    return [*lines, f"time:   {every}, {end}, whoever is there"]
+
+
+def _utc(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
 
 
 def _spec(base: str, path: Path, choices: dict[str, Any]) -> RunSpec:
@@ -55,11 +96,12 @@ def _spec(base: str, path: Path, choices: dict[str, Any]) -> RunSpec:
         "num_stages": choices["stages"],
         "num_replicas": choices["replicas"],
     }
+    on_time = choices["clock"] == "time"
     outer = {
         "total_outer_steps": choices["outer_steps"],
         "clock": choices["clock"],
-        "outer_interval_s": choices["interval_s"],
-        "start_unix_s": float(int(time.time())) if choices["clock"] == "time" else None,
+        "outer_interval_s": choices["interval_s"] or (INTERVALS_S.get(base) if on_time else None),
+        "start_unix_s": float(int(time.time()) + choices["start_in_s"]) if on_time else None,
     }
     spec = preset(base, swarm=_given(swarm_keys), outer=_given(outer))
     return _with_model(spec, choices["model_config"])
