@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -19,17 +20,27 @@ from noloco_node.cli.local_swarm import LocalNode, LocalSwarm
 from noloco_node.config.presets import preset
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import dump
-from noloco_node.core.types import Seat
+from noloco_node.core import limits
+from noloco_node.core.types import Admit, Phase, Seat
 from noloco_node.training import checkpoint
 
 SEED = 2
 SOCKET_FOLDERS = ("noloco-", "nl-", "t-", "hivemind-")
 RUN_MAX_S = 150.0  # a whole tiny run on a busy machine
+STATUS_MAX_S = 90.0
 GONE_MAX_S = 8.0  # children of a process that was killed
 
 
-def tiny_spec(stages: int, replicas: int, **outer: Any) -> RunSpec:
-    """Steps clock, ordered sums, a run that starts when all seats are there.
+def tiny_spec(
+    stages: int,
+    replicas: int,
+    *,
+    admit: Admit = Admit.ORDERED,
+    micro_batches: int = 2,
+    timing: dict[str, Any] | None = None,
+    **outer: Any,
+) -> RunSpec:
+    """Steps clock, a run that starts when all seats are there.
 
     Micro-batches of 1024 tokens make an inner phase long enough for an OFFER and its answer on a busy machine: who
     has no answer at the boundary takes a solo step. With SEED the pairs of four replicas change at every outer step,
@@ -40,10 +51,11 @@ def tiny_spec(stages: int, replicas: int, **outer: Any) -> RunSpec:
         "tiny",
         swarm={"num_stages": stages, "num_replicas": replicas, "seed": SEED},
         model={"num_hidden_layers": 2 * stages},
-        batch={"sequence_length": 64, "micro_batch_size": 16},
+        batch={"sequence_length": 64, "micro_batch_size": 16, "micro_batches": micro_batches},
         outer=outer,
-        pipeline={"admit": "ordered"},
-        timing={"grace_s": 60.0, "late_s": 60.0},
+        pipeline={"admit": str(admit)},
+        timing={"grace_s": 60.0, "late_s": 60.0, **(timing or {})},
+        inner={"total_steps": 1000},
     )
 
 
@@ -56,6 +68,7 @@ class Watched:
     swarm: LocalSwarm
     sockets: Path
     pids: set[int] = field(default_factory=set)
+    children: dict[int, set[int]] = field(default_factory=dict)
 
     def node(self, stage: int, replica: int) -> LocalNode:
         return next(node for node in reversed(self.swarm.nodes) if node.seat == Seat(stage, replica))
@@ -64,22 +77,51 @@ class Watched:
         self.swarm.start()
         self.note_processes()
 
-    def restart(self, seat: Seat) -> LocalNode:
-        """The same node once more, in its own folder."""
+    def spawn(self, seat: Seat) -> LocalNode:
+        """The same node once more, in its own folder; it may not be up yet."""
         peers = [address for node in self.swarm.running for address in node.info.get("addresses", ())]
         node = self.swarm._spawn(seat, peers)
         self.swarm.nodes.append(node)
-        self.swarm._wait_up(node)
         self.note_processes()
         return node
 
+    def wait_for_status(self, node: LocalNode, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """Until /status.json of the node shows it; the answer that did."""
+
+        def check() -> bool:
+            assert node.process.poll() is None, f"{node.seat} ended: {node.last_words()}"
+            return bool(node.info) and holds(node.poll() or {"phase": ""})
+
+        wait_until(check, STATUS_MAX_S, f"{node.seat}: {what}", lambda: f"{node.status}\n{node.last_words()}")
+        self.note_processes()
+        return node.status
+
+    def wait_for_phase(self, node: LocalNode, *phases: Phase) -> dict[str, Any]:
+        return self.wait_for_status(node, lambda status: status.get("phase") in phases, f"is {' or '.join(phases)}")
+
+    def stop(self, node: LocalNode, *signals: signal.Signals) -> int:
+        """Signal the node and wait for its end, no longer than a stop may take. Its children must be gone as well."""
+        self.note_processes()
+        for number in signals or (signal.SIGTERM,):
+            node.process.send_signal(number)
+        try:
+            code = node.process.wait(limits.STOP_GRACE_S + 2.0)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{node.seat} is still there: {node.last_words()}") from None
+        gone = {pid for pid in self.pids if pid in self.children.get(node.process.pid, ())}
+        wait_until(lambda: not any(map(is_running, gone)), GONE_MAX_S, f"the children of {node.seat} are gone")
+        return code
+
     def note_processes(self) -> None:
         for node in self.swarm.running:
-            self.pids |= {node.process.pid, *children_of(node.process.pid)}
+            pid = node.process.pid
+            self.children.setdefault(pid, set()).update(children_of(pid))
+            self.pids |= {pid, *self.children[pid]}
 
-    def wait_for_end(self, timeout_s: float = RUN_MAX_S) -> None:
-        wait_until(lambda: not self.swarm.running, timeout_s, "every node has ended", self.last_words)
-        codes = {str(node.seat): node.process.returncode for node in self.swarm.nodes}
+    def wait_for_end(self, *killed: LocalNode) -> None:
+        """All nodes but those `killed` must end by themselves with code 0."""
+        wait_until(lambda: not self.swarm.running, RUN_MAX_S, "every node has ended", self.last_words)
+        codes = {str(node.seat): node.process.returncode for node in self.swarm.nodes if node not in killed}
         assert set(codes.values()) == {0}, f"{codes}\n{self.last_words()}"
 
     def last_words(self) -> str:
@@ -161,6 +203,12 @@ def children_of(pid: int) -> set[int]:
     """Direct children (Linux). A node has one: its libp2p daemon."""
     found = subprocess.run(["ps", "--no-headers", "-o", "pid", "--ppid", str(pid)], capture_output=True, text=True)
     return {int(word) for word in found.stdout.split()}
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal yet (Linux)."""
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def is_running(pid: int) -> bool:

@@ -1,0 +1,66 @@
+"""A replica of the last stage is killed in mid-run: the others finish the run without it."""
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from node_swarm import Watched, tiny_spec, watched_swarm
+
+from noloco_node.core.types import Admit, Outcome, Seat
+
+pytestmark = pytest.mark.slow
+LOST, PARTNER = Seat(1, 1), Seat(1, 0)
+OUTER_STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def bereft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A 2 x 2 swarm at its end, in which 1.1 was killed after its first outer step."""
+    timing = {"lease_s": 10.0, "renew_s": 2.5, "grace_s": 5.0, "late_s": 10.0}
+    spec = tiny_spec(2, 2, admit=Admit.ARRIVAL, inner_steps=10, total_outer_steps=OUTER_STEPS, timing=timing)
+    with watched_swarm(tmp_path_factory.mktemp("bereft"), spec) as watched:
+        watched.start()
+        lost = watched.node(LOST.stage, LOST.replica)
+        watched.wait_for_status(lost, lambda status: status.get("outer_step", 0) >= 1, "closes an outer step")
+        assert watched.stop(lost, signal.SIGKILL) == -signal.SIGKILL
+        watched.wait_for_end(lost)
+        yield watched
+
+
+def survivors(bereft: Watched) -> list[Seat]:
+    return [seat for seat in bereft.swarm.seats if seat != LOST]
+
+
+def test_the_partner_pairs_before_and_goes_on_alone_after(bereft: Watched) -> None:
+    closed = bereft.history(PARTNER, "outer")
+    outcomes = [entry["outcome"] for entry in closed]
+    assert outcomes[0] == Outcome.PAIRED
+    assert outcomes[-1] == Outcome.SOLO
+    assert Counter(outcomes)[Outcome.SOLO] >= OUTER_STEPS - 2 - 1
+
+
+def test_the_other_stage_is_paired_to_the_end(bereft: Watched) -> None:
+    for seat in (Seat(0, 0), Seat(0, 1)):
+        assert [entry["outcome"] for entry in bereft.history(seat, "outer")] == [Outcome.PAIRED] * OUTER_STEPS
+
+
+def test_every_survivor_ends_the_run_with_its_last_checkpoint(bereft: Watched) -> None:
+    for seat in survivors(bereft):
+        found = bereft.newest_checkpoint(seat)
+        assert found is not None, seat
+        assert found[0].outer_step == OUTER_STEPS, seat
+
+
+def test_micro_batches_of_the_lost_replica_go_to_the_next_candidate(bereft: Watched) -> None:
+    """After the kill 1.0 is given what both origins send."""
+    steps = bereft.history(PARTNER, "inner")
+    assert all(entry["tokens"] > 0 for entry in steps)
+    origins = [entry for seat in (Seat(0, 0), Seat(0, 1)) for entry in bereft.history(seat, "inner")]
+    lost = bereft.history(LOST, "inner") if (bereft.run_dir(LOST) / "history.jsonl").exists() else []
+    trained = sum(entry["tokens"] for entry in origins)
+    assert sum(entry["tokens"] for entry in steps) > trained / 2 + sum(entry["tokens"] for entry in lost) / 4
+
+
+def test_nothing_of_the_killed_node_runs_on(bereft: Watched) -> None:
+    assert bereft.left_over() == []
