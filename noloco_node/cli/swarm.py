@@ -35,6 +35,9 @@ def swarm() -> None:
 @click.option("--replicas", type=click.IntRange(min=1), help="Seats per stage.")
 @click.option("--outer-steps", type=click.IntRange(min=1), help="Outer steps until the run ends.")
 @click.option(
+    "--start-seats", type=click.IntRange(min=0), help="A new run waits for so many nodes.  [default: the preset's, 0]"
+)
+@click.option(
     "--clock",
     type=click.Choice(["time", "steps"]),
     help="What says that an outer step is due: the hour, for machines of unlike speed, or the steps made "
@@ -58,6 +61,8 @@ def swarm() -> None:
 )
 def new(path: Path, base: str, **choices: Any) -> None:
     """Write a run spec to PATH (default swarm.toml). An existing file is never overwritten."""
+    if choices["interval_s"] is not None and choices["clock"] != "time":
+        raise click.UsageError("--interval goes with --clock time")
     spec = _spec(base, path, choices)
     _write(path, dump(spec, config_file=_relative(choices["model_config"], path)))
     click.echo(f"wrote {path} (run {spec.run_id})")
@@ -71,17 +76,16 @@ def new(path: Path, base: str, **choices: Any) -> None:
 def _words(spec: RunSpec) -> list[str]:
     """What the volunteers are in for: seats, and when the run begins and ends."""
     swarm, outer = spec.swarm, spec.outer
-    seats = swarm.num_stages * swarm.num_replicas
-    lines = [
-        f"seats:  {seats} ({swarm.num_stages} stages x {swarm.num_replicas} replicas); each stage needs a node, two to mix weights"
-    ]
+    table = f"{swarm.num_stages} stages x {swarm.num_replicas} replicas"
+    seats = f"seats:  {swarm.num_stages * swarm.num_replicas} ({table}); a stage needs a node, and two to mix weights"
     if outer.clock == "steps":
+        begin = f"{outer.start_seats} seats are taken" if outer.start_seats else "each stage has a node"
         end = f"{outer.total_outer_steps} of them" if outer.total_outer_steps else "no end"
-        return [*lines, f"steps:  an outer step every {outer.inner_steps} inner steps, {end}"]
+        return [seats, f"steps:  an outer step every {outer.inner_steps} inner steps, {end}, once {begin}"]
     end_s = outer.start_unix_s + outer.total_outer_steps * outer.outer_interval_s
     end = f"until {_utc(end_s)}" if outer.total_outer_steps else "no end"
     every = f"an outer step every {outer.outer_interval_s:g} s from {_utc(outer.start_unix_s)}"
-    return [*lines, f"time:   {every}, {end}, whoever is there"]
+    return [seats, f"time:   {every}, {end}, whoever is there"]
 
 
 def _utc(unix_s: float) -> str:
@@ -99,6 +103,7 @@ def _spec(base: str, path: Path, choices: dict[str, Any]) -> RunSpec:
     on_time = choices["clock"] == "time"
     outer = {
         "total_outer_steps": choices["outer_steps"],
+        "start_seats": choices["start_seats"],
         "clock": choices["clock"],
         "outer_interval_s": choices["interval_s"] or (INTERVALS_S.get(base) if on_time else None),
         "start_unix_s": float(int(time.time()) + choices["start_in_s"]) if on_time else None,

@@ -154,6 +154,18 @@ def test_drawn_seeds_differ_so_that_two_swarms_do_not_collide(tmp_path: Path) ->
     assert load_run_spec(tmp_path / "a.toml").run_id != load_run_spec(tmp_path / "b.toml").run_id
 
 
+def test_swarm_new_says_when_the_run_begins_and_how_to_join(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["swarm", "new", "--preset", "tiny", "--outer-steps", "6", "--replicas", "1"]
+    assert main([*arguments, "a.toml", "--clock", "time", "--interval", "60"]) == 0
+    shown = capsys.readouterr().out
+    assert "an outer step every 60 s from 20" in shown
+    assert "seats:  2 (2 stages x 1 replicas)" in shown
+    assert "--initial-peers ADDRESS" in shown
+    assert main([*arguments, "b.toml", "--start-seats", "2"]) == 0
+    assert "6 of them, once 2 seats are taken" in capsys.readouterr().out
+    assert main([*arguments, "c.toml", "--interval", "60"]) == ExitCode.USAGE
+
+
 # --- identity -------------------------------------------------------------------------------------
 
 
@@ -222,6 +234,19 @@ def test_status_shows_every_value_as_a_table(node_url: str, capsys: pytest.Captu
 def test_status_as_json_is_the_nodes_answer(node_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", node_url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outer"] == {"paired": 3, "solo": 0}
+
+
+def test_status_finds_url_and_address_in_the_data_directory(
+    node_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--data-dir", str(tmp_path)]) == ExitCode.SWARM_UNREACHABLE
+    (tmp_path / "node.json").write_text(json.dumps({"pid": 1, "url": node_url, "addresses": ["/ip4/a", "/ip4/b"]}))
+    capsys.readouterr()
+    assert main(["status", "--data-dir", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seat"] == "1.0"
+    assert main(["status", "--data-dir", str(tmp_path), "--address"]) == 0
+    assert capsys.readouterr().out == "/ip4/a\n"
+    assert main(["status", "--address"]) == ExitCode.USAGE
 
 
 def test_health_check_is_silent_and_finds_the_port_in_the_environment(

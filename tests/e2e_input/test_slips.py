@@ -127,3 +127,12 @@ def test_metrics_port_in_use_is_named(spec: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         refused(spec, tmp_path / "data", ExitCode.PORT_IN_USE, port, "--metrics-port", metrics_port=port)
+
+
+# --- the hour ---------------------------------------------------------------------------------------
+
+
+def test_run_that_is_over_is_said_to_whoever_took_no_part(tmp_path: Path) -> None:
+    outer = {"clock": "time", "start_unix_s": 1e9, "outer_interval_s": 10.0, "total_outer_steps": 6}
+    spec = write_spec(tmp_path, outer=outer)
+    refused(spec, tmp_path / "data", ExitCode.TARGET_MISSED, "the run ended on 2001-09-09", "swarm new")
