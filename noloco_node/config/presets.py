@@ -71,7 +71,7 @@ _TABLES: dict[str, dict[str, Any]] = {
         "model": _llama(hidden=128, layers=4, heads=4, positions=256),
         "batch": {"sequence_length": 128, "micro_batch_size": 4, "micro_batches": 2},
         "inner": {"learning_rate": 3e-3, "warmup_steps": 20},
-        "outer": {"inner_steps": 25, "total_outer_steps": 16, "clock": "steps"},
+        "outer": {"inner_steps": 25, "total_outer_steps": 20, "clock": "steps"},
         "timing": _LOCAL_TIMING,
     },
     "small": {
