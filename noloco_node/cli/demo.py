@@ -143,11 +143,12 @@ def _write_json(path: Path, found: dict[str, Any]) -> None:
 
 def _print_summary(found: dict[str, Any], data_dir: Path) -> None:
     paths = ", ".join(f"{value:.2f}" for value in found["replica_perplexities"].values())
-    steps = found["outer_steps"]
+    steps, averaged = found["outer_steps"], f"{found['averaged_perplexity']:.2f} averaged"
+    speed = f"in {found['training_s']:.0f} s, {found['tokens_per_s']:,.0f} tokens/s"
     for line in (
-        f"held-out perplexity  {found['initial_perplexity']:.1f} -> {found['averaged_perplexity']:.2f} averaged ({paths} per replica)",
+        f"held-out perplexity  {found['initial_perplexity']:.1f} -> {averaged} ({paths} per replica)",
         f"outer steps          {steps['paired']} paired, {steps['solo']} solo, over {found['nodes']} nodes",
-        f"training             {found['tokens_total']:,} tokens in {found['training_s']:.0f} s, {found['tokens_per_s']:,.0f} tokens/s",
+        f"training             {found['tokens_total']:,} tokens {speed}",
         f"plot                 {found['plot']}",
         f"model                {found['export_dir']}",
         "",

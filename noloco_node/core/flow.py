@@ -35,7 +35,7 @@ class Hop:
 
 @dataclass(slots=True)
 class Accounts:
-    """Of the origin: every own micro-batch sent ends exactly once, `trained` or `dropped`. The rest are extra counts."""
+    """Of the origin: every own micro-batch sent ends once, `trained` or `dropped`. The rest are extra counts."""
 
     sent: int = 0  # own, begun here
     trained: int = 0

@@ -19,9 +19,9 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits, schedule
 from noloco_node.core.effects import Effect
 from noloco_node.core.exchange_desk import ExchangeDesk
+from noloco_node.core.exchange_table import ExchangeState
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.membership import Membership
-from noloco_node.core.exchange_table import ExchangeState
 from noloco_node.core.types import Admit, Clock, OfferAnswer, Outcome, PeerId, Phase, Seat, SeatState, Settings
 
 LOOK_AGAIN_S = 1.0  # a vacant seat that is needed now is read again at most this often
@@ -353,7 +353,8 @@ class Machine:
         Whom it misses is looked through once a second and when news came, not at every event.
         """
         flow, desk = self.flow, self.desk
-        assert flow is not None and desk is not None
+        assert flow is not None
+        assert desk is not None
         if self._now < self._peers_checked_s + LOOK_AGAIN_S and not self._news:
             return []
         self._peers_checked_s, self._news = self._now, False
@@ -375,7 +376,8 @@ class Machine:
     def _begin_work(self) -> list[Effect]:
         """Look for the first partner and draw data, but not before a new run has its seats together."""
         flow, desk = self.flow, self.desk
-        assert flow is not None and desk is not None
+        assert flow is not None
+        assert desk is not None
         if self._missing_to_start() or not self._is_announced:
             return []  # an OFFER that carries a `joining` record finds no ear
         begin = [] if self._is_phase_begun else self._desk(desk.begin_phase(self.outer_step, self.view, self._now))
@@ -440,7 +442,8 @@ class Machine:
     def _may_leave(self) -> bool:
         """The run is over: later stages serve until the stage before is gone, at most a lease long."""
         flow, desk = self.flow, self.desk
-        assert flow is not None and desk is not None
+        assert flow is not None
+        assert desk is not None
         waited_s = self._now - self._ending_since_s
         if self._job is not None or self._closing is not None or desk.is_open or flow.in_flight:
             return waited_s >= self.settings.lease_s

@@ -21,8 +21,8 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.machine import Machine
 from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatRecord
-from noloco_node.driver.exchange_lane import ExchangeLane
 from noloco_node.driver.doorkeeper import Doorkeeper
+from noloco_node.driver.exchange_lane import ExchangeLane
 from noloco_node.driver.micro_batch_lane import MicroBatchLane
 from noloco_node.errors import BadCheckpoint, NolocoError, PeerLost, RemoteProtocolError
 from noloco_node.ports import Discovery, HopAnswer, LoadedState, MicroBatch, Observer, PeerNetwork, Trainer

@@ -39,7 +39,7 @@ class Visit:
 
 
 class MicroBatchLane:
-    """Visits by call handle. A handle that is gone means the micro-batch was dropped meanwhile: its results end here."""
+    """Visits by call handle. A handle that is gone means a micro-batch dropped meanwhile: its results end here."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

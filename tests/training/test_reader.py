@@ -160,7 +160,8 @@ def write_source(tmp_path, source: str) -> str:
 
 def test_each_file_of_several_is_a_document_and_each_paragraph_of_one(settings, tmp_path):
     folder = write_source(tmp_path, "text")
-    many = replace(settings, data=DataSettings(source="text", path=folder, held_out_fraction=0.0, shuffle_window=1, row_window=1))
+    data = DataSettings(source="text", path=folder, held_out_fraction=0.0, shuffle_window=1, row_window=1)
+    many = replace(settings, data=data)
     assert decode(ids_of(build_reader(many, 0).read(0)).ravel().tolist())[:2] == TEXTS[:2]
     single = tmp_path / "single.txt"
     single.write_text("one\n\ntwo\nlines\n\nthree\n\n" + "x" * 60)
