@@ -120,6 +120,18 @@ def test_flipped_bit_is_detected(make_trainer):
         trainer.load_checkpoint()
 
 
+def test_damaged_newest_is_put_aside_and_the_one_before_is_loaded(make_trainer):
+    trainer = make_trainer()
+    trainer.initialise()
+    before, latest = save(trainer, 1), save(trainer, 2)
+    content = bytearray(latest.read_bytes())
+    content[-3] ^= 0x10
+    latest.write_bytes(content)
+    assert trainer.load_checkpoint().outer_step == 1
+    assert latest.with_suffix(checkpoint.SET_ASIDE).read_bytes() == content
+    assert newest(latest.parent) == before
+
+
 def test_other_files_are_not_checkpoints(tmp_path):
     (tmp_path / "step-000001.safetensors").write_bytes(b"garbage" * 40)
     (tmp_path / "step-000002.partial").touch()
