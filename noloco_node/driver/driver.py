@@ -71,6 +71,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing = asyncio.Lock()
         self._ended: asyncio.Future[do.Leave] | None = None
+        self._written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
         self._greeted: set[PeerId] = set()
         self._tickets = itertools.count(1)
         self._executors: dict[type, Callable[[Any], None]] = {
@@ -96,7 +97,10 @@ class Driver:
         self._ended = asyncio.get_running_loop().create_future()
         self.feed(started)
         try:
-            return await self._ended
+            left = await self._ended
+            if self._written is not None:
+                await self._written  # what it says about the disk must be heard
+            return left
         finally:
             await self._close()
 
@@ -305,8 +309,9 @@ class Driver:
             self.feed(ev.StateCopied())
             self.feed(ev.CheckpointSaved(effect.outer_step, str(error)))
             return
+        self._written = asyncio.ensure_future(written)
         self.feed(ev.StateCopied())
-        await written
+        await asyncio.shield(self._written)  # the node may leave meanwhile; the file is finished all the same
         self.feed(ev.CheckpointSaved(effect.outer_step))
 
     async def _run_inner_step(self, effect: do.RunInnerStep) -> None:
