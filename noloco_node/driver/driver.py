@@ -75,13 +75,13 @@ class Driver:
         self._greeted: set[PeerId] = set()
         self._tickets = itertools.count(1)
         self._executors: dict[type, Callable[[Any], None]] = {
-            do.ReadSeats: self._async(self._read_seats),
-            do.PublishRecord: self._async(self._publish),
-            do.InitialiseState: self._async(self._initialise),
-            do.LoadCheckpoint: self._async(self._load_checkpoint),
-            do.FetchState: self._async(self._fetch_state),
-            do.SaveCheckpoint: self._async(self._save_checkpoint),
-            do.RunInnerStep: self._async(self._run_inner_step),
+            do.ReadSeats: self.as_task(self._read_seats),
+            do.PublishRecord: self.as_task(self._publish),
+            do.InitialiseState: self.as_task(self._initialise),
+            do.LoadCheckpoint: self.as_task(self._load_checkpoint),
+            do.FetchState: self.as_task(self._fetch_state),
+            do.SaveCheckpoint: self.as_task(self._save_checkpoint),
+            do.RunInnerStep: self.as_task(self._run_inner_step),
             do.Leave: self._leave,
             **self.micro_batches.executors(),
             **self.exchanges.executors(),
@@ -173,7 +173,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - a task's boundary; `fail` carries it to `run`
             self.fail(error)
 
-    def _async(self, execute: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+    def as_task(self, execute: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
         def start(effect: Any) -> None:
             self.spawn(execute(effect))
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.types import OfferAnswer, Outcome
+from noloco_node.driver.host import Host
 from noloco_node.errors import PeerLost, RemoteProtocolError
 from noloco_node.ports import Boundary
-
-if TYPE_CHECKING:
-    from noloco_node.driver.driver import Driver
 
 
 class ExchangeLane:
     """Tensors of outer steps by number: our own frozen x and the partner's, until the step closed."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Host) -> None:
         self._driver = driver
         self._boundaries: dict[int, Boundary] = {}
         self.partner_tensors: dict[int, memoryview] = {}
         self.answers: dict[int, OfferAnswer] = {}
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
-        run = self._driver._async
+        run = self._driver.as_task
         return {
             do.TakeBoundary: run(self._take_boundary),
             do.SendOffer: run(self._send_offer),

@@ -6,16 +6,14 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.types import Seat
+from noloco_node.driver.host import Host
 from noloco_node.errors import HopBusy, HopDropped, PeerLost, RemoteProtocolError
 from noloco_node.ports import HopAnswer, MicroBatch, TensorBlob
-
-if TYPE_CHECKING:
-    from noloco_node.driver.driver import Driver
 
 IGNORED_LABEL = -100
 
@@ -41,14 +39,14 @@ class Visit:
 class MicroBatchLane:
     """Visits by call handle. A handle that is gone means a micro-batch dropped meanwhile: its results end here."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Host) -> None:
         self._driver = driver
         self._visits: dict[int, Visit] = {}
         self._calls = itertools.count(1)
         self._arriving: int | None = None  # the call that `receive` is handing to the machine
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
-        run = self._driver._async
+        run = self._driver.as_task
         return {
             do.DrawMicroBatch: run(self._draw),
             do.AnswerAdmitted: lambda effect: None,

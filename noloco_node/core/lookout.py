@@ -1,0 +1,77 @@
+"""Which seats a node reads again now, beside the slow sweep of its membership: those it needs and finds vacant.
+
+Owns the pause between two readings of a seat and the words for what the node waits for. Must not know: how a seat is
+read, what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from noloco_node.core import effects as do
+from noloco_node.core import limits
+from noloco_node.core.effects import Effect
+from noloco_node.core.exchange_desk import ExchangeDesk
+from noloco_node.core.flow import MicroBatchFlow, View
+from noloco_node.core.types import Seat, Settings
+
+LOOK_AGAIN_S = 1.0  # a vacant seat that is needed now is read again at most this often
+
+
+class Lookout:
+    """`waits_for`: what the node stands still for, in words; empty when it works."""
+
+    def __init__(self, settings: Settings, view: View) -> None:
+        self._settings = settings
+        self._view = view
+        self._looked_s: dict[Seat, float] = {}
+        self._checked_s = float("-inf")
+        self._news = True
+        self.waits_for = ""
+
+    def replicas_of(self, stage: int) -> list[Seat]:
+        """All seats of a stage; none for a stage that does not exist."""
+        exists = 0 <= stage < self._settings.num_stages
+        return [Seat(stage, replica) for replica in range(self._settings.num_replicas)] if exists else []
+
+    def is_vacant(self, stage: int) -> bool:
+        """No replica of the stage is known to work; true for a stage that does not exist."""
+        return all(self._view(seat) is None for seat in self.replicas_of(stage))
+
+    def heard(self) -> None:
+        """A record came: what was missing may be here."""
+        self._news = True
+
+    def look(self, seats: Iterable[Seat], now: float) -> list[Effect]:
+        """Read the seats, less those read a moment ago."""
+        due = [seat for seat in seats if now >= self._looked_s.get(seat, float("-inf")) + LOOK_AGAIN_S]
+        due = due[: limits.SWEEP_SEATS_PER_RENEWAL]
+        self._looked_s.update(dict.fromkeys(due, now))
+        return [do.ReadSeats(tuple(due))] if due else []
+
+    def look_around(self, flow: MicroBatchFlow, desk: ExchangeDesk, missing: list[Seat], now: float) -> list[Effect]:
+        """The vacant seats of the next stage, the partner's, and `missing` ones that a new run waits for.
+
+        Whom the node misses is looked through once a second and when news came, not at every event.
+        """
+        if now < self._checked_s + LOOK_AGAIN_S and not self._news:
+            return []
+        self._checked_s, self._news = now, False
+        stage = flow.seat.stage
+        vacant = [seat for seat in self.replicas_of(stage + 1) if self._view(seat) is None]
+        self.waits_for = ""
+        if missing:
+            self.waits_for = f"a new run starts with {self._settings.start_seats} active seats"
+        elif not flow.is_last and len(vacant) == self._settings.num_replicas:
+            self.waits_for = f"no replica of stage {stage + 1} is known"
+        partner = desk.seat_sought(self._view)
+        starved = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else []
+        return self.look(dict.fromkeys([*missing, *vacant, *starved, *([partner] if partner else [])]), now)
+
+    def missing_to_start(self, own: Seat) -> list[Seat]:
+        """Seats to look for while a new run has too few active ones."""
+        if self._settings.start_seats == 0:
+            return []
+        seats = [seat for stage in range(self._settings.num_stages) for seat in self.replicas_of(stage)]
+        vacant = [seat for seat in seats if seat != own and self._view(seat) is None]
+        return vacant if len(seats) - len(vacant) < self._settings.start_seats else []
