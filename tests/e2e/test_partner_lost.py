@@ -3,11 +3,12 @@
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from node_swarm import Watched, tiny_spec, watched_swarm
 
-from noloco_node.core.types import Admit, Outcome, Seat
+from noloco_node.core.types import Admit, Outcome, Phase, Seat
 
 pytestmark = pytest.mark.slow
 LOST, PARTNER = Seat(1, 1), Seat(1, 0)
@@ -17,15 +18,19 @@ OUTER_STEPS = 5
 @pytest.fixture(scope="module")
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A 2 x 2 swarm at its end, in which 1.1 was killed after its first outer step."""
-    timing = {"lease_s": 10.0, "renew_s": 2.5, "grace_s": 5.0, "late_s": 10.0}
-    spec = tiny_spec(2, 2, admit=Admit.ARRIVAL, inner_steps=10, total_outer_steps=OUTER_STEPS, timing=timing)
+    timing = {"lease_s": 10.0, "renew_s": 2.5, "grace_s": 10.0, "exchange_max_s": 20.0, "late_s": 10.0}
+    spec = tiny_spec(2, 2, admit=Admit.ARRIVAL, inner_steps=20, total_outer_steps=OUTER_STEPS, timing=timing)
     with watched_swarm(tmp_path_factory.mktemp("bereft"), spec) as watched:
         watched.start()
         lost = watched.node(LOST.stage, LOST.replica)
-        watched.wait_for_status(lost, lambda status: status.get("outer_step", 0) >= 1, "closes an outer step")
+        watched.wait_for_status(lost, is_inside_second_phase, "is inside its second phase")
         assert watched.stop(lost, signal.SIGKILL) == -signal.SIGKILL
         watched.wait_for_end(lost)
         yield watched
+
+
+def is_inside_second_phase(status: dict[str, Any]) -> bool:
+    return status["phase"] == Phase.TRAINING and status["outer_step"] >= 1 and status["inner_step"] >= 2
 
 
 def survivors(bereft: Watched) -> list[Seat]:
