@@ -170,6 +170,8 @@ class MicroBatchFlow:
         if isinstance(event, ev.HopBroken):
             hop.broken += 1
             self.accounts.resent += 1
+        else:
+            hop.broken = 0  # one is there and only busy: HOP_GIVE_UP_S decides, not the dead one beside it
         return self._next_candidate(work, view, now)
 
     def gradient_arrived(self, event: ev.GradientArrived) -> list[Effect]:
