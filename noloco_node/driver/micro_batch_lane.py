@@ -96,7 +96,10 @@ class MicroBatchLane:
     # --- on the device ----------------------------------------------------------------------------
 
     async def _forward(self, effect: do.RunForward) -> None:
-        visit = self._visits[effect.call]
+        visit = self._visits.get(effect.call)
+        if visit is None:  # forgotten before it began
+            self._driver.feed(ev.ForwardDone(effect.call, finite=False))
+            return
         try:
             result = await self._driver.device.forward(effect.call, visit.batch, count=effect.count)
         except (RemoteProtocolError, FloatingPointError):
@@ -106,8 +109,10 @@ class MicroBatchLane:
         self._driver.feed(ev.ForwardDone(effect.call, finite=result.finite, loss_sum=result.loss_sum))
 
     async def _backward(self, effect: do.RunBackward) -> None:
-        visit = self._visits[effect.call]
-        assert visit.gradient_in is not None
+        visit = self._visits.get(effect.call)
+        if visit is None or visit.gradient_in is None:  # forgotten before it began
+            self._driver.feed(ev.BackwardDone(effect.call, finite=False))
+            return
         gradient, visit.gradient_in = visit.gradient_in, None
         try:
             visit.gradient_out = await self._driver.device.backward(

@@ -1,0 +1,125 @@
+"""Whom a node serves: records judged by themselves, strikes that decay, bans that end."""
+
+from driver_bench import ME, PEER, THERE, THIRD, record_of
+
+from noloco_node.core import limits
+from noloco_node.core.types import PeerId, SeatRecord
+from noloco_node.driver.doorkeeper import Doorkeeper
+from noloco_node.errors import RemoteProtocolError
+
+HEAL_S = limits.BAN_S / limits.STRIKES_TO_BAN  # one strike is forgotten in this time
+
+
+class Door:
+    """A doorkeeper whose clock, known records and ranking the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.decoded = 0
+        self.records = {b"peer": record_of(PEER), b"third": record_of(THIRD)}
+        self.learnt: list[SeatRecord] = []
+        self.better: SeatRecord | None = None
+        self.struck: list[tuple[PeerId, str]] = []
+        self.keeper = Doorkeeper(
+            self._decode,
+            self.learnt.append,
+            lambda record: self.better,
+            lambda: self.now_s,
+            on_strike=lambda peer, reason: self.struck.append((peer, reason)),
+        )
+
+    def _decode(self, encoded: bytes) -> SeatRecord:
+        self.decoded += 1
+        if encoded not in self.records:
+            raise RemoteProtocolError("the signature is wrong")
+        return self.records[encoded]
+
+    def admit(self, record: bytes = b"peer", *, needs_lease: bool = True) -> str:
+        return self.keeper.admit(PEER, record, needs_lease=needs_lease)
+
+
+def test_peer_with_a_lease_is_served_and_its_record_learnt() -> None:
+    door = Door()
+    assert door.admit() == ""
+    assert door.learnt == [door.records[b"peer"]]
+
+
+def test_the_same_bytes_are_checked_and_learnt_once() -> None:
+    door = Door()
+    assert [door.admit(), door.admit(), door.admit()] == ["", "", ""]
+    assert (door.decoded, len(door.learnt)) == (1, 1)
+
+
+def test_stranger_without_a_record_is_served_only_where_no_lease_is_needed() -> None:
+    door = Door()
+    assert door.admit(b"") == "no lease"
+    assert door.admit(b"", needs_lease=False) == ""
+    assert door.struck == []
+
+
+def test_forged_record_is_refused_with_a_strike() -> None:
+    door = Door()
+    assert door.admit(b"garbage") == "bad record: the signature is wrong"
+    assert door.struck == [(PEER, "the signature is wrong")]
+    assert door.learnt == []
+
+
+def test_another_peers_record_is_refused_with_a_strike() -> None:
+    door = Door()
+    assert door.admit(b"third") == "bad record: the record is another peer's"
+    assert len(door.struck) == 1
+    assert door.learnt == []
+
+
+def test_outranked_peer_is_refused_without_a_strike_and_only_where_a_lease_is_needed() -> None:
+    door = Door()
+    door.better = record_of(ME, seat=THERE)
+    assert door.admit() == "outranked"
+    assert door.admit(needs_lease=False) == ""
+    assert door.struck == []
+
+
+def test_three_strikes_ban_a_peer_until_one_is_forgotten() -> None:
+    door = Door()
+    for _ in range(limits.STRIKES_TO_BAN - 1):
+        door.keeper.strike(PEER, "rule broken")
+    assert door.admit() == ""
+    door.keeper.strike(PEER, "rule broken")
+    assert door.admit() == "banned"
+    assert door.keeper.admit(THIRD, b"third", needs_lease=True) == ""
+    door.now_s = HEAL_S - 1
+    assert door.admit() == "banned"
+    door.now_s = HEAL_S + 1
+    assert door.admit() == ""
+
+
+def test_strikes_far_apart_never_ban() -> None:
+    door = Door()
+    for _ in range(20):
+        door.keeper.strike(PEER, "now and then")
+        door.now_s += HEAL_S
+        assert not door.keeper.is_banned(PEER)
+
+
+def test_records_that_come_with_answers_are_learnt_or_struck() -> None:
+    door = Door()
+    door.keeper.learn(PEER, b"")
+    door.keeper.learn(PEER, b"peer")
+    door.keeper.learn(PEER, b"garbage")
+    assert door.learnt == [door.records[b"peer"]]
+    assert len(door.struck) == 1
+
+
+def test_banned_peers_records_are_not_even_looked_at() -> None:
+    door = Door()
+    for _ in range(limits.STRIKES_TO_BAN):
+        door.keeper.strike(PEER, "rule broken")
+    door.keeper.learn(PEER, b"peer")
+    assert door.decoded == 0
+
+
+def test_memory_of_peers_is_bounded() -> None:
+    door = Door()
+    for number in range(limits.PEERS_REMEMBERED_MAX + 50):
+        door.keeper.strike(PeerId(f"stranger-{number}"), "rule broken")
+    assert len(door.keeper._conduct) <= limits.PEERS_REMEMBERED_MAX
