@@ -94,7 +94,16 @@ class Node:
         port = await server.start(self.config.metrics_address, self.config.metrics_port)
         closing.push_async_callback(server.close)
         identity = RunIdentity(self.spec.run_id, version=__version__)
-        network = GrpcNetwork(discovery.streams, driver.doorkeeper, identity, sockets, traffic=observer.traffic)
+        driver.doorkeeper.on_refused = metrics.count_refused_call
+        network = GrpcNetwork(
+            discovery.streams,
+            driver.doorkeeper,
+            identity,
+            sockets,
+            traffic=observer.traffic,
+            uploads_max=self.config.state_uploads_max,
+            on_upload=metrics.count_state_upload,
+        )
         await network.start(Handlers(driver, driver, driver))
         closing.push_async_callback(network.close)
         driver.plug(network)

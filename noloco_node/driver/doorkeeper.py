@@ -32,6 +32,7 @@ class Doorkeeper:
     outranked: Callable[[SeatRecord], SeatRecord | None]
     clock: Callable[[], float]
     on_strike: Callable[[PeerId, str], None] = lambda peer, reason: None
+    on_refused: Callable[[str], None] = lambda reason: None
     own: bytes = b""
     _conduct: dict[PeerId, Conduct] = field(default_factory=dict)
     _seen: dict[PeerId, tuple[bytes, SeatRecord]] = field(default_factory=dict)
@@ -40,7 +41,13 @@ class Doorkeeper:
         return self.own
 
     def admit(self, peer: PeerId, record: bytes, *, needs_lease: bool) -> str:
-        """ "" = served; else why not."""
+        """The empty string = served; else why not."""
+        reason = self._refusal(peer, record, needs_lease)
+        if reason:
+            self.on_refused(reason)
+        return reason
+
+    def _refusal(self, peer: PeerId, record: bytes, needs_lease: bool) -> str:
         if self.is_banned(peer):
             return "banned"
         if not record:

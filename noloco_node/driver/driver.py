@@ -19,7 +19,7 @@ from typing import Any
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.machine import Machine
+from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
 from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatRecord
 from noloco_node.driver.doorkeeper import Doorkeeper
 from noloco_node.driver.exchange_lane import ExchangeLane
@@ -101,8 +101,20 @@ class Driver:
             if self._written is not None:
                 await self._written  # what it says about the disk must be heard
             return left
+        except NolocoError:
+            await self._say_goodbye()
+            raise
         finally:
             await self._close()
+
+    async def _say_goodbye(self) -> None:
+        """Ended by a fault: the seat is free at once, not only when the lease has run out."""
+        effects = self.machine.membership.leave(self.around.clock())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUBLISH_WAIT_S):
+                for effect in effects:
+                    if isinstance(effect, do.PublishRecord):
+                        await self._publish(effect)
 
     def stop(self, reason: str) -> None:
         self.feed(ev.StopRequested(reason))

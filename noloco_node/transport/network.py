@@ -79,11 +79,15 @@ class GrpcNetwork:
         *,
         traffic: Traffic | None = None,
         activation_bytes_max: int = limits.ACTIVATION_BYTES_MAX,
+        uploads_max: int | None = None,
+        on_upload: Callable[[bool], None] = lambda complete: None,
     ) -> None:
         self._gatekeeper = gatekeeper
         self._identity = identity
         self._meter = Meter(traffic)
         self._activation_bytes_max = activation_bytes_max
+        self._uploads_max = uploads_max
+        self._on_upload = on_upload
         self.tunnel = Tunnel(streams, directory)
         self.channels = Channels(self.tunnel)
         self.exchange = GrpcExchangeHub(self.channels, gatekeeper, self._meter, identity.run)
@@ -109,7 +113,7 @@ class GrpcNetwork:
     async def _serve(self, handlers: Handlers) -> None:
         self.exchange.bind(handlers.exchange)
         door = Door(self._gatekeeper, self.tunnel.directory)
-        self._shelf = StateShelf(handlers.state)
+        self._shelf = StateShelf(handlers.state, self._uploads_max, self._on_upload)
         services = Services(
             NodeService(door, self._identity, handlers.exchange, handlers.state),
             HopService(door, handlers.pipeline, self._meter, self._activation_bytes_max),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,17 @@ class PinnedFile:
 
 
 class StateShelf:
-    def __init__(self, handler: StateHandler) -> None:
+    """`uploads_max` at once (None: the limit); `on_upload(complete)` is told when one ends."""
+
+    def __init__(
+        self,
+        handler: StateHandler,
+        uploads_max: int | None = None,
+        on_upload: Callable[[bool], None] = lambda complete: None,
+    ) -> None:
         self._handler = handler
+        self._uploads_max = uploads_max
+        self._on_upload = on_upload
         self._pinned: dict[bytes, PinnedFile] = {}
         self._uploads = 0
         self._describing = asyncio.Lock()
@@ -85,7 +94,7 @@ class StateShelf:
     @contextmanager
     def upload(self, digest: bytes) -> Iterator[PinnedFile | None]:
         """The file of that digest while it is sent; None when it is no longer here. Raises ShelfBusy."""
-        if self._uploads >= limits.STATE_UPLOADS_MAX:
+        if self._uploads >= (limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max):
             raise ShelfBusy
         file = self._pinned.get(digest)
         if file is None:
@@ -93,9 +102,12 @@ class StateShelf:
             return
         self._uploads += 1
         file.uses += 1
+        complete = False
         try:
             yield file
+            complete = True
         finally:
+            self._on_upload(complete)
             self._uploads -= 1
             file.uses -= 1
             file.used_at = self._now()
