@@ -50,7 +50,7 @@ class ScriptedMachine:
 
     def __init__(self) -> None:
         self.settings, self.peer, self.incarnation = SETTINGS, ME, 7
-        self.membership = SimpleNamespace(roster=Roster(SETTINGS), seat=SEAT)
+        self.membership = SimpleNamespace(roster=Roster(SETTINGS), seat=SEAT, leave=lambda now: [])
         self.rules: dict[type, Rule] = {ev.StopRequested: lambda event: [do.Leave(event.reason)]}
         self.heard: list[ev.Event] = []
         self.deadline_s: float | None = None
