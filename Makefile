@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/noloco-node demo --data-dir demo --json $(DEMO_JSON)
 
 test: setup
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests --durations=15
 
 fast: setup
 	$(BIN)/pytest tests -m "not slow"
