@@ -192,7 +192,7 @@ class Node:
         found = [(step, seat) for seat in self._seats_on_disk() for step in [self._step_of(seat)] if step is not None]
         ours = [(step, seat) for step, seat in found if wanted in (None, seat)]
         step, seat = max(ours, default=(None, None))
-        return ev.Started(step, seat, has_initial_peers=bool(initial_peers))
+        return ev.Started(step, seat, bool(initial_peers), reinit_stage=self.config.reinit_stage)
 
     def _seats_on_disk(self) -> list[Seat]:
         names = [p.name for p in (self.run_dir / "checkpoints").glob("*.*") if re.fullmatch(r"\d+\.\d+", p.name)]

@@ -75,6 +75,7 @@ class NodeConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
     p2p_start_timeout_s: float = Field(P2P_START_TIMEOUT_S, description="for the libp2p daemon to start", gt=0)
     stop_grace_s: float = Field(limits.STOP_GRACE_S, description="a stop ends the process within", gt=0)
+    reinit_stage: bool = Field(False, description="draw the stage from the seed although it has trained")
     state_uploads_max: int = Field(limits.STATE_UPLOADS_MAX, description="newcomers served at once", ge=0, le=64)
 
     @field_validator("listen", "announce", "initial_peers", mode="before")

@@ -66,6 +66,11 @@ class Agreement:
         """When the next OFFER may go out, if one is waiting."""
         return self._wake
 
+    @property
+    def awaits_answer(self) -> bool:
+        """An OFFER for the running outer step is out: AGREED may be on its way. A call ends within its deadline."""
+        return self._out is not None and self._step not in self._made
+
     def partner_of(self, outer_step: int) -> Agreed | None:
         return self._made.get(outer_step)
 

@@ -90,7 +90,11 @@ class DevicePlan:
     def _boundary(self) -> Job | None:
         if self._stopping or self._clock.is_over or self._desk.blocks_training(self._now) or not self._is_due():
             return None
-        return self._take_boundary
+        return self._hold if self._desk.awaits_answer else self._take_boundary
+
+    def _hold(self) -> list[Effect]:
+        """A boundary taken before the answer to our OFFER would leave the partner, who agreed, alone as well."""
+        return []
 
     def _is_due(self) -> bool:
         if self._clock.is_timed:

@@ -19,6 +19,7 @@ class Started:
     checkpoint_step: int | None = None
     checkpoint_seat: Seat | None = None
     has_initial_peers: bool = False
+    reinit_stage: bool = False  # draw a stage from the seed although it has trained
 
 
 @dataclass(frozen=True, slots=True)

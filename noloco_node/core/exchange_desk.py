@@ -79,6 +79,11 @@ class ExchangeDesk:
         """An exchange is not closed yet, or its correction not added."""
         return self._exchange is not None or self.correction_due is not None
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the running outer step has a partner is about to be known: an OFFER is out."""
+        return self._agreement.awaits_answer
+
     def partner_of(self, outer_step: int) -> Agreed | None:
         return self._agreement.partner_of(outer_step)
 

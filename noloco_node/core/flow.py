@@ -90,6 +90,11 @@ class MicroBatchFlow:
         return self.accounts.sent - self.accounts.trained - self.accounts.dropped
 
     @property
+    def has_trained(self) -> bool:
+        """At least one micro-batch was counted here since the state was loaded."""
+        return self.accounts.trained + self.accounts.served > 0
+
+    @property
     def data_position(self) -> int:
         """The first own micro-batch that is not in a closed step: where a restart begins.
 
@@ -123,7 +128,8 @@ class MicroBatchFlow:
             return [do.AnswerBusy(event.call)]
         work = Work(event.call, event.id, event.tokens, event.position, own=False, arrived_s=now)
         known = event.id in self._memory or any(w.id == event.id for w in self._works.values())
-        work.count = not known and not self._serving_only
+        passed = self.settings.admit is Admit.ORDERED and event.id.n // self.settings.micro_batches < self._step
+        work.count = not known and not passed and not self._serving_only
         self.accounts.replayed += known
         self._add(work)
         return [do.AnswerAdmitted(event.call)]

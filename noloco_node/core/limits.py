@@ -74,6 +74,7 @@ BAN_S: Final = 600.0
 PEERS_REMEMBERED_MAX: Final = 4096
 
 # --- node -----------------------------------------------------------------------------------------
+DATA_NEXT_MAX: Final = 1 << 48  # a record cannot send a successor further than this
 DATA_PROMISE: Final = 4096  # micro-batches a record promises not to pass before it is renewed
 DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
 STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches state

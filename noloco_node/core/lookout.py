@@ -1,4 +1,7 @@
-"""Which seats a node reads again now, beside the slow sweep of its membership: those it needs and finds vacant.
+"""Which seats a node reads again now, faster than its membership sweeps: those it needs and finds vacant.
+
+While some replica of the next stage is known the others wait for the next renewal; a look-up each second is only for
+what the node stands still without (and for the partner of the step at hand).
 
 Owns the pause between two readings of a seat and the words for what the node waits for. Must not know: how a seat is
 read, what is done with it.
@@ -42,9 +45,9 @@ class Lookout:
         """A record came: what was missing may be here."""
         self._news = True
 
-    def look(self, seats: Iterable[Seat], now: float) -> list[Effect]:
-        """Read the seats, less those read a moment ago."""
-        due = [seat for seat in seats if now >= self._looked_s.get(seat, float("-inf")) + LOOK_AGAIN_S]
+    def look(self, seats: Iterable[Seat], now: float, pause_s: float = LOOK_AGAIN_S) -> list[Effect]:
+        """Read the seats, less those read within `pause_s`."""
+        due = [seat for seat in seats if now >= self._looked_s.get(seat, float("-inf")) + pause_s]
         due = due[: limits.SWEEP_SEATS_PER_RENEWAL]
         self._looked_s.update(dict.fromkeys(due, now))
         return [do.ReadSeats(tuple(due))] if due else []
@@ -66,7 +69,10 @@ class Lookout:
             self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self._view)
         starved = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else []
-        return self.look(dict.fromkeys([*missing, *vacant, *starved, *([partner] if partner else [])]), now)
+        urgent = dict.fromkeys([*missing, *starved, *([partner] if partner else [])])
+        if self.waits_for:
+            return self.look([*urgent, *vacant], now)
+        return [*self.look(urgent, now), *self.look(vacant, now, self._settings.renew_s)]
 
     def missing_to_start(self, own: Seat) -> list[Seat]:
         """Seats to look for while a new run has too few active ones."""

@@ -9,7 +9,7 @@ in the simulator.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from noloco_node.core import effects as do
@@ -23,7 +23,7 @@ from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
 from noloco_node.core.membership import Membership
 from noloco_node.core.outer_clock import OuterClock
-from noloco_node.core.types import OfferAnswer, Outcome, PeerId, Phase, Seat, SeatState, Settings
+from noloco_node.core.types import OfferAnswer, Outcome, PeerId, Phase, Seat, SeatRecord, SeatState, Settings
 
 PUBLISH_WAIT_S = 3.0  # how long the last record may take
 FINISHED = "finished"  # the run is over; any other reason to end is a stop
@@ -104,8 +104,9 @@ class Machine:
     def _work_deadlines(self, work: Work) -> list[float | None]:
         gate = work.flow.gate
         times = [work.flow.next_deadline(), work.desk.next_deadline(self._now)]
-        if not self._ending:
-            times.append(self.clock.due_s)
+        due_s = self.clock.due_s
+        if not self._ending and due_s is not None and due_s > self._now:  # one that is held back is woken by its end
+            times.append(due_s)
         if self.waits_for or gate.is_starved(self._now):
             times.append(self._now + LOOK_AGAIN_S)
         elif gate.is_empty:
@@ -151,7 +152,7 @@ class Machine:
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
         data_next = event.data_next
         if seat.stage == 0 and event.source != "checkpoint":  # a successor begins where the last holder promised
-            data_next = max(data_next, self.membership.roster.data_next(seat))
+            data_next = max(data_next, min(self.membership.roster.data_next(seat), limits.DATA_NEXT_MAX))
         flow = MicroBatchFlow(self.settings, seat, data_next=data_next)
         desk = ExchangeDesk(self.settings, seat, self.incarnation)
         self.work = Work(flow, desk, DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over))
@@ -168,13 +169,16 @@ class Machine:
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one."""
         self.lookout.waits_for = event.reason
-        self._started = ev.Started(has_initial_peers=self._started.has_initial_peers)
+        self._started = replace(self._started, checkpoint_step=None, checkpoint_seat=None)
         self._sync_asked = False
         return []
 
     def _on_checkpoint_saved(self, event: ev.CheckpointSaved) -> list[Effect]:
         if not event.reason:
             self._checkpoint_step = max(self._checkpoint_step, event.outer_step)
+            self._started = replace(
+                self._started, checkpoint_step=event.outer_step, checkpoint_seat=self.membership.seat
+            )
             self._tell_membership()
         return []
 
@@ -183,25 +187,34 @@ class Machine:
         seat = self.membership.seat
         if self.phase is not Phase.SYNCING or self._sync_asked or seat is None or seat not in event.seats:
             return []
+        if self._started.has_initial_peers and not event.reached:
+            return []  # nobody answered: that says nothing about who trained what
         self._sync_asked = True
         return self._ask_for_state(seat)
 
     def _ask_for_state(self, seat: Seat) -> list[Effect]:
         """Own checkpoint, else a live replica's, else the seed; a stage that trained waits for a donor."""
-        stage = [r for r in self.membership.roster.records(self._now) if r.seat.stage == seat.stage]
-        newest = self.membership.roster.outer_step_seen(seat.stage)
-        own = self._started.checkpoint_step
-        if own is not None and self._started.checkpoint_seat == seat and own + limits.STALE_STEPS_MAX >= newest:
+        others = [r for r in self.membership.roster.records(self._now) if r.peer != self.peer]
+        donors = [r for r in others if r.seat.stage == seat.stage and r.checkpoint_step >= 1]
+        newest = max((r.checkpoint_step for r in donors), default=0)
+        own = self._started.checkpoint_step if self._started.checkpoint_seat == seat else None
+        if own is not None and own + limits.STALE_STEPS_MAX >= newest:
             return [do.LoadCheckpoint(seat)]
-        donors = tuple(r.peer for r in stage if r.checkpoint_step >= 1 and r.peer != self.peer)
         if donors:
-            return [do.FetchState(seat, donors)]
-        if newest >= 1:
+            return [do.FetchState(seat, tuple(r.peer for r in donors))]
+        if self._has_trained(seat.stage, others) and not self._started.reinit_stage:
             self._sync_asked = False
             self.lookout.waits_for = f"stage {seat.stage} has trained and no holder of its checkpoint is known yet"
             return []
         self.lookout.waits_for = ""
         return [do.InitialiseState(seat)]
+
+    def _has_trained(self, stage: int, others: list[SeatRecord]) -> bool:
+        """Some record shows that the run is past its first outer step: then the seed's weights are history."""
+        seen = max((r.checkpoint_step for r in others), default=0)
+        if not self.clock.is_timed:  # there an outer step is only counted when it was trained
+            seen = max([seen, self.membership.roster.outer_step_seen(stage), *(r.outer_step for r in others)])
+        return seen >= 1
 
     # --- micro-batches ----------------------------------------------------------------------------
 
@@ -320,7 +333,7 @@ class Machine:
     def _follow_work(self, work: Work) -> list[Effect]:
         out = work.flow.time_passed(self.view, self._now)
         if not self._ending:
-            out += self._begin_work(work)
+            out += [*self._pass_untrained(work), *self._begin_work(work)]
         blocked = work.desk.blocks_training(self._now)
         out += work.flow.hand_back() if blocked else []
         if self.phase in (Phase.TRAINING, Phase.EXCHANGING):
@@ -328,6 +341,14 @@ class Machine:
         if self.clock.is_over and not self._ending and not work.plan.is_unsaved and not blocked:
             self._end(FINISHED)
         return out
+
+    def _pass_untrained(self, work: Work) -> list[Effect]:
+        """Time clock: an interval in which this node could not train at all passes; there is nothing to exchange."""
+        if not self.clock.is_timed or work.flow.has_trained or not self.clock.is_due(work.flow.seat.stage, self._now):
+            return []
+        self.clock.advance(work.flow.seat.stage, (), self._now)
+        self._tell_membership()
+        return self._desk(work.desk.begin_phase(self.outer_step, self.view, self._now))
 
     def _begin_work(self, work: Work) -> list[Effect]:
         """Look for peers, the first partner and data; the last two not before a new run has its seats together."""
@@ -399,7 +420,8 @@ class Machine:
         upstream = work.flow.seat.stage - 1
         looked = self.lookout.look(self.lookout.replicas_of(upstream), self._now)
         if waited_s >= self.settings.lease_s:
-            return self._desk(work.desk.stop(self._now)), True
+            ended = self._desk(work.desk.stop(self._now))
+            return ended, work.plan.is_idle or waited_s >= 2 * self.settings.lease_s
         if not work.plan.is_idle or work.desk.is_open or work.flow.in_flight or waited_s < limits.LINGER_S:
             return looked, False
         return looked, self.lookout.is_vacant(upstream)

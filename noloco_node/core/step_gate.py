@@ -201,14 +201,13 @@ class StepGate:
     # --- closing ----------------------------------------------------------------------------------
 
     def is_complete(self, now: float) -> bool:
-        """All admitted are done, given up or late, and they are M or nothing new came for idle_close_s."""
-        if self._open or self.totals.done == 0:
-            return self._is_void()
-        return self.is_full or now >= self._active_s + self._idle_close_s
+        """All admitted are done, given up or late, and they are M or nothing new came for idle_close_s.
 
-    def _is_void(self) -> bool:
-        """M admitted and every one of them lost: the step closes without a gradient."""
-        return not self._open and self.is_full
+        A step all of whose micro-batches were lost closes too, without a gradient.
+        """
+        if self.is_empty or self._open:
+            return False
+        return self.is_full or now >= self._active_s + self._idle_close_s
 
     def close(self) -> StepTotals:
         """End the step, return what it gathered, open the next."""
@@ -226,7 +225,7 @@ class StepGate:
     def next_deadline(self) -> float | None:
         """When time alone may change something: the idle close, or a missing id's grace."""
         times = []
-        if not self._open and self.totals.done > 0 and self.totals.admitted < self._m:
+        if not self._open and 0 < self.totals.admitted < self._m:
             times.append(self._active_s + self._idle_close_s)
         if self._waiting_since_s is not None:
             times.append(self._waiting_since_s + self._grace_s)

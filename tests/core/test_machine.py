@@ -7,7 +7,7 @@ from virtual_swarm import VirtualSwarm
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
-from noloco_node.core.types import Admit, Clock, Outcome, Phase, Settings
+from noloco_node.core.types import Admit, Clock, Outcome, Phase, Seat, Settings
 
 BASE = Settings(
     run="r",
@@ -84,6 +84,42 @@ def test_the_time_clock_closes_outer_steps_by_time() -> None:
     swarm.run_to_end()
     assert all(n.left is not None for n in swarm.nodes)
     assert swarm.outcomes()[Outcome.SOLO] == 0
+
+
+def test_intervals_without_training_pass_unclosed() -> None:
+    swarm = VirtualSwarm(settings(clock=Clock.TIME, outer_interval_s=5.0, total_outer_steps=0), seats=[Seat(0, 0)])
+    swarm.run(60.0)
+    node = swarm.nodes[0]
+    assert node.closed == []
+    assert node.machine.outer_step >= 9
+    assert node.machine.waits_for == "no replica of stage 1 is known"
+
+
+def test_a_newcomer_of_an_empty_stage_waits_while_the_run_has_a_past() -> None:
+    swarm = VirtualSwarm(settings(total_outer_steps=0, start_seats=4))
+    gone = [swarm.node(1, 0), swarm.node(1, 1)]
+    swarm.run(60.0, until=lambda: all(len(n.closed) >= 2 for n in swarm.nodes))
+    for node in gone:
+        node.alive = False
+    swarm.run(70.0)
+    late = swarm.add(Seat(1, 0))
+    swarm.run(40.0)
+    assert late.machine.phase is Phase.SYNCING
+    assert "has trained" in late.machine.waits_for
+    assert not any(isinstance(effect, do.InitialiseState) for _, effect in late.log)
+
+
+def test_a_step_of_lost_work_alone_closes_when_nothing_comes() -> None:
+    swarm = VirtualSwarm(settings(total_outer_steps=0, start_seats=4))
+    last = swarm.node(1, 0)
+    swarm.run(60.0, until=lambda: len(last.closed) >= 1)
+    assert last.machine.flow is not None
+    gate = last.machine.flow.gate
+    gate.totals.admitted = max(1, gate.totals.admitted)
+    for node in swarm.nodes[:2]:
+        node.alive = False
+    swarm.run(40.0)
+    assert gate.is_empty
 
 
 def test_a_killed_replica_leaves_its_partner_solo_and_its_micro_batches_to_others() -> None:
