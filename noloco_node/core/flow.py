@@ -29,6 +29,7 @@ class Hop:
     started_s: float
     next_index: int = 0
     broken: int = 0
+    rounds: int = 0  # in which every candidate refused
     at: Seat | None = None  # the replica that has it now
     retry_s: float | None = None  # every candidate refused: when to begin the next round
 
@@ -302,7 +303,8 @@ class MicroBatchFlow:
             if peer is not None:
                 hop.at, work.away_since_s = seat, now
                 return [do.CallNextStage(work.call, work.id, work.position, seat, peer)]
-        hop.retry_s = now + limits.HOP_RETRY_S
+        hop.retry_s = now + min(limits.HOP_RETRY_S * 2**hop.rounds, limits.HOP_RETRY_MAX_S)
+        hop.rounds += 1
         return []
 
     def _trained(self, work: Work, now: float) -> list[Effect]:

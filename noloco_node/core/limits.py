@@ -83,6 +83,7 @@ DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
 STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time
 STOP_MARGIN_S: Final = 4.0  # of it, kept for closing threads, sockets and the daemon
 HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy
+HOP_RETRY_MAX_S: Final = 2.0  # the pause doubles up to this: each try sends the whole activation
 HOP_GIVE_UP_S: Final = 120.0  # a micro-batch that no candidate takes for so long is dropped
 NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running median
 NORM_MEDIAN_MIN: Final = 4  # fewer norms than this make no median yet: nothing is refused for its size
