@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -246,7 +247,7 @@ class Driver:
     async def _publish(self, effect: do.PublishRecord) -> None:
         async with self._publishing:
             wall_ms = self.around.wall_ms()
-            tokens_per_s, loss = self.around.progress()
+            tokens_per_s, loss = (value if math.isfinite(value) else 0.0 for value in self.around.progress())
             draft = SeatRecord(
                 run=self.machine.settings.run,
                 seat=effect.seat,
@@ -303,7 +304,9 @@ class Driver:
         for donor in effect.donors:
             try:
                 await self.peers.fetch_state(donor, path)
-                self._loaded(await trainer.load_state_file(path), "peer")
+                state = await trainer.load_state_file(path)
+                self._check_within_run(state)
+                self._loaded(state, "peer")
                 return
             except (PeerLost, RemoteProtocolError, BadCheckpoint) as error:
                 reason = str(error)
@@ -314,6 +317,12 @@ class Driver:
     async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
         notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
         try:
+    def _check_within_run(self, state: LoadedState) -> None:
+        """A donor cannot be further than the run's last outer step (0: the run has no end). Raises BadCheckpoint."""
+        last = self.machine.settings.total_outer_steps
+        if 0 < last < state.outer_step:
+            raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
+
             written = await self.device.save_checkpoint(
                 outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
             )

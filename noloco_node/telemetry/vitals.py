@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,7 +75,7 @@ class Vitals:
         self.tokens_total += step.tokens
         self._done.append((self._clock(), step.tokens))
         self._forget()
-        if step.tokens:
+        if step.tokens and math.isfinite(step.loss_sum):
             loss = step.loss_sum / step.tokens
             self.loss = loss if self.loss == 0.0 else LOSS_KEEP * self.loss + (1 - LOSS_KEEP) * loss
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from noloco_node import __version__
 from noloco_node.core.outer_update import Coefficients
 from noloco_node.core.types import Seat
-from noloco_node.errors import BadCheckpoint, LocalProtocolError
+from noloco_node.errors import BadCheckpoint, LocalProtocolError, NolocoError
 from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
 from noloco_node.training import checkpoint
 from noloco_node.training.architecture import model_config
@@ -36,6 +36,9 @@ from noloco_node.training.stage import Stage, cut_stage
 
 NamedTensors = dict[str, Tensor]
 log = logging.getLogger(__name__)
+
+# What reading a file that a stranger wrote may end in.
+UNUSABLE = (NolocoError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class StageTrainer:
@@ -92,14 +95,18 @@ class StageTrainer:
     def load_state_file(self, path: Path) -> LoadedState:
         """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.
 
-        Adam starts afresh. `data_next` is the file's when it is this very seat's, else 0.
-        Raises BadCheckpoint, WrongRun.
+        The file is a stranger's: nothing of it is used before all of it was looked at, and where it stood in the data
+        is not heard at all. Adam starts afresh, `data_next` is 0. Raises BadCheckpoint, whatever is wrong.
         """
-        meta, tensors = self._read(path)
+        try:
+            meta, tensors = self._read(path)
+            self._check_donated(meta, tensors)
+        except UNUSABLE as error:
+            raise BadCheckpoint(f"the donor's state cannot be used: {error}") from error
         _copy(tensors["slow"], dict(self.stage.named_parameters()))
         self._begin_anew()
         _copy(tensors["momentum"], self.outer.momentum())
-        return LoadedState(meta.outer_step, 0, self._resume_reader(meta))
+        return LoadedState(meta.outer_step, 0, 0)
 
     def save_checkpoint(
         self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]
@@ -181,8 +188,19 @@ class StageTrainer:
     def _read(self, path: Path) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
         return checkpoint.load(path, run=self._settings.run, shape_hash=self.shape_hash)
 
+    def _check_donated(self, meta: checkpoint.Meta, tensors: dict[str, NamedTensors]) -> None:
+        """The header's own words about the shape prove nothing; only the tensors do. Raises BadCheckpoint."""
+        if type(meta.outer_step) is not int or meta.outer_step < 0:
+            raise BadCheckpoint("its outer step is no number")
+        wanted = {name: (tensor.shape, torch.float32) for name, tensor in self.outer.momentum().items()}
+        for part in ("slow", "momentum"):
+            if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors[part].items()} != wanted:
+                raise BadCheckpoint(f"its {part} tensors are not those of this stage")
+        if not checkpoint.is_finite({part: tensors[part] for part in ("slow", "momentum")}):
+            raise BadCheckpoint("it is not finite")
+
     def _resume_reader(self, meta: checkpoint.Meta) -> int:
-        """Go on in the data where `meta` stopped, if it is this very seat's; returns data_next."""
+        """Go on in the data where our own `meta` stopped, if it is this very seat's; returns data_next."""
         if meta.place != self._place.seat:
             return 0
         if self.reader is not None and meta.reader is not None:

@@ -6,6 +6,7 @@ The call's life is the micro-batch's life at that hop (DESIGN 5): cancelling the
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,7 @@ class HopReading:
 
     def __init__(self, batch: MicroBatch, admitted: Callable[[], None], meter: Meter) -> None:
         self._shape = batch.inputs.shape
+        self._tokens_max = math.prod(batch.labels.shape)
         self._dtype = ""
         self._admitted = admitted
         self._meter = meter
@@ -122,6 +124,8 @@ class HopReading:
         dtype, shape = decode_tensor(header.gradient)
         if dtype not in FLOATS or shape != self._shape:
             raise RemoteProtocolError(f"gradient is {dtype} {shape}, expected {self._shape}")
+        if not math.isfinite(header.loss_sum) or not 0 <= header.tokens <= self._tokens_max:
+            raise RemoteProtocolError(f"loss {header.loss_sum} of {header.tokens} tokens is impossible")
         self._header, self._dtype = header, dtype
         self._inbox = TensorInbox(size_of(dtype, shape))
 

@@ -22,7 +22,7 @@ ME, PEER, THIRD = PeerId("me"), PeerId("peer"), PeerId("third")
 SEAT, THERE = Seat(1, 0), Seat(1, 1)
 WALL_MS = 1_000_000
 SETTINGS = Settings(
-    run="run", seed=1, num_stages=2, num_replicas=2, micro_batches=2, inner_steps=2, total_outer_steps=1
+    run="run", seed=1, num_stages=2, num_replicas=2, micro_batches=2, inner_steps=2, total_outer_steps=8
 )
 Rule = Callable[[Any], list[do.Effect]]
 

@@ -1,6 +1,7 @@
 """The driver's life, its timer, seats, records and state: what the machine is told, and what ends the node."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,6 +193,24 @@ async def test_state_that_no_donor_has_is_unavailable(bench: Bench, tmp_path: Pa
 
 
 # --- seats and records ----------------------------------------------------------------------------
+@pytest.mark.parametrize("first", [BadCheckpoint("not finite"), LoadedState(9, 0, 0)])
+async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: Bench, first: object) -> None:
+    """The state is damaged, or further than the run's last outer step."""
+    bench.network.files = {PEER: b"bad", THIRD: b"good"}
+    answers = [LoadedState(4, 0, 0), first]
+    load = bench.trainer.load_state_file
+
+    async def load_next(path: Path) -> LoadedState:
+        bench.trainer.answers["load_state_file"] = answers.pop()
+        return await load(path)
+
+    bench.trainer.load_state_file = load_next  # type: ignore[method-assign]
+    await fetched(bench)
+    assert [call[1] for call in bench.trainer.done("load_state_file")] == [b"bad", b"good"]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
+    assert [bench.driver.doorkeeper._strikes(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
+
+
 
 
 async def test_look_up_tells_every_record_before_its_end(bench: Bench) -> None:
@@ -227,6 +246,14 @@ async def test_new_claim_begins_now(bench: Bench) -> None:
 
 
 async def test_record_that_could_not_be_published_is_not_confirmed(bench: Bench) -> None:
+async def test_record_never_says_a_number_that_is_none(bench: Bench) -> None:
+    """Others strike whoever publishes a NaN."""
+    bench.driver.around = replace(bench.driver.around, progress=lambda: (float("inf"), float("nan")))
+    await bench.tell(do.PublishRecord(SEAT, SeatState.ACTIVE, 17, 4, 99, 3))
+    (record,) = bench.discovery.published
+    assert (record.tokens_per_s, record.loss) == (0.0, 0.0)
+
+
     bench.discovery.is_up = False
     await bench.tell(do.PublishRecord(SEAT, SeatState.ACTIVE, 17, 4, 99, 3))
     (event,) = bench.machine.of(ev.RecordPublished)

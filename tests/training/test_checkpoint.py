@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, refused when of another run or shape, and a resume that changes nothing."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,64 @@ def test_checkpoint_of_another_run_or_shape_is_refused(make_trainer, tiny_model)
         make_trainer(run="other-run").load_checkpoint()
     with pytest.raises(BadCheckpoint, match="shape"):
         make_trainer(model=tiny_model(layers=4)).load_state_file(path)
+
+
+def test_newcomer_does_not_hear_where_the_donor_stood_in_the_data(make_trainer):
+    """Even if the file says that it is of this very seat."""
+    trainer = make_trainer()
+    trainer.initialise()
+    path = save(trainer, 1, data_next=1 << 40)
+    resumed: list[object] = []
+    trainer.reader.resume = resumed.append
+    assert trainer.load_state_file(path).data_next == 0
+    assert resumed == []
+
+
+def rewritten(path: Path, meta: dict[str, object], **tensors: torch.Tensor | None) -> Path:
+    """The file with other words and tensors (None: taken out), its digest right again."""
+    old = read_meta(path)
+    parts = checkpoint.read_tensors(path, old)
+    named = {f"{part}/{name}": tensor for part, found in parts.items() for name, tensor in found.items()} | tensors
+    named = {name: tensor for name, tensor in named.items() if tensor is not None}
+    header = asdict(replace(old, digest=checkpoint._digest(named))) | meta
+    written = path.with_name("donated")
+    checkpoint.save_file(named, written, {checkpoint.METADATA_KEY: json.dumps(header)})
+    return written
+
+
+NORM, GATE = "slow/model.norm.weight", "momentum/model.layers.0.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("meta", "tensors"),
+    [
+        ({"run": "other-run"}, {}),
+        ({"run": None}, {}),
+        ({"seat": None}, {}),
+        ({"outer_step": -1}, {}),
+        ({"outer_step": "7"}, {}),
+        ({"outer_step": True}, {}),
+        ({"outer_step": 1.5}, {}),
+        ({"outer_step": None}, {}),
+        ({}, {NORM: None}),
+        ({}, {"slow/more": torch.ones(2)}),
+        ({}, {NORM: torch.ones(31)}),
+        ({}, {NORM: torch.ones(1)}),
+        ({}, {NORM: torch.ones(32, dtype=torch.float64)}),
+        ({}, {NORM: torch.ones(32, dtype=torch.float16)}),
+        ({}, {NORM: torch.full((32,), float("nan"))}),
+        ({}, {GATE: torch.full((64, 32), float("inf"))}),
+    ],
+)
+def test_donors_file_that_is_not_what_it_should_be_is_a_bad_checkpoint_and_changes_nothing(make_trainer, meta, tensors):
+    trainer = make_trainer()
+    trainer.initialise()
+    path = save(trainer, 1)
+    before = stage_hash(trainer.stage)
+    assert trainer.load_state_file(rewritten(path, {})).outer_step == 1
+    with pytest.raises(BadCheckpoint):
+        trainer.load_state_file(rewritten(path, meta, **tensors))
+    assert stage_hash(trainer.stage) == before
 
 
 def test_no_checkpoint_is_said(make_trainer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -127,7 +128,7 @@ async def test_bad_hop_is_refused_with_its_reason_and_a_strike(
     assert reason in (error.details() or "")
     assert [(peer, reason in words) for peer, words in bob.gate.strikes] == [(alice.peer, True)]
     bob.driver.reply = None
-    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 7
+    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 5
 
 
 BAD_EXCHANGES = [("begin with OPEN", b""), ("not a protobuf", b"\xff"), ("begin with OPEN", b"\x12\x00")]
@@ -146,7 +147,7 @@ async def test_exchange_that_does_not_begin_with_open_is_refused(
 
 async def test_message_above_the_limit_never_leaves(alice: Node, bob: Node) -> None:
     assert await raw_call(alice, bob.peer, RUN_HOP, [bytes(4 * limits.MIB + 1)]) is not None
-    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 7
+    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 5
 
 
 async def test_server_refuses_a_big_message_of_a_client_without_limits(alice: Node, bob: Node) -> None:
@@ -157,7 +158,7 @@ async def test_server_refuses_a_big_message_of_a_client_without_limits(alice: No
         await call.write(bytes(4 * limits.MIB + 1))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await listener.close()
-    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 7
+    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 5
 
 
 async def test_silent_caller_is_let_go(alice: Node, bob: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ async def test_peer_of_another_protocol_harms_nothing(alice: Node, bob: Node, pe
     reader, writer = await LoopbackStreams(CAROL, peers.wires).open(bob.peer, PROTOCOL)
     writer.write(junk)
     await asyncio.wait_for(reader.read(), 10)  # the server hangs up
-    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 7
+    assert (await alice.network.run_hop(bob.peer, BATCH, lambda: None)).tokens == 5
     writer.close()
 
 
@@ -190,28 +191,46 @@ async def test_streams_beyond_the_cap_are_closed(bob: Node, peers: Swarm, monkey
 # --- answers a caller must not believe ------------------------------------------------------------
 
 
+def answering(answer: HopAnswer) -> Callable[[MicroBatch], asyncio.Future[HopAnswer]]:
+    def lie(batch: MicroBatch) -> asyncio.Future[HopAnswer]:
+        future: asyncio.Future[HopAnswer] = asyncio.get_running_loop().create_future()
+        future.set_result(answer)
+        return future
+
+    return lie
+
+
 @pytest.fixture
 async def liar(peers: Swarm) -> Node:
     return await peers.add(CAROL)
 
 
-def gradient(batch: MicroBatch, shape: tuple[int, ...], dtype: str = "float32") -> HopAnswer:
+def gradient(shape: tuple[int, ...], dtype: str = "float32") -> HopAnswer:
     size = 4
     for length in shape:
         size *= length
     return HopAnswer(TensorBlob(dtype, shape, bytes(size)), 1.0, 1)
 
 
+@pytest.mark.parametrize(
+    ("loss_sum", "tokens"), [(float("nan"), 4), (float("inf"), 4), (-float("inf"), 4), (1.0, 7), (1.0, 1 << 31)]
+)
+async def test_loss_that_is_no_number_and_tokens_that_were_never_sent_are_refused(
+    alice: Node, liar: Node, loss_sum: float, tokens: int
+) -> None:
+    """Believed, they would end up in our own record, and others would strike us for it."""
+    honest = gradient(BATCH.inputs.shape)
+    liar.driver.reply = answering(replace(honest, loss_sum=loss_sum, tokens=tokens))
+    with pytest.raises(RemoteProtocolError, match="impossible"):
+        await alice.network.run_hop(liar.peer, BATCH, lambda: None)
+    assert [peer for peer, _ in alice.gate.strikes] == [liar.peer]
+
+
 @pytest.mark.parametrize(("shape", "dtype"), [((2, 3, 5), "float32"), ((2, 12), "float32"), ((2, 3, 4), "int32")])
 async def test_gradient_of_another_shape_is_refused(
     alice: Node, liar: Node, shape: tuple[int, ...], dtype: str
 ) -> None:
-    def lie(batch: MicroBatch) -> asyncio.Future[HopAnswer]:
-        future: asyncio.Future[HopAnswer] = asyncio.get_running_loop().create_future()
-        future.set_result(gradient(batch, shape, dtype))
-        return future
-
-    liar.driver.reply = lie
+    liar.driver.reply = answering(gradient(shape, dtype))
     with pytest.raises(RemoteProtocolError, match="expected"):
         await alice.network.run_hop(liar.peer, BATCH, lambda: None)
     assert alice.gate.strikes[0][0] == liar.peer

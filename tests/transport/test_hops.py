@@ -8,8 +8,8 @@ import pytest
 from loopback_swarm import Node, Swarm, echo, micro_batch, until
 
 from noloco_node.core import limits
-from noloco_node.errors import HopBusy, HopDropped, PeerLost
-from noloco_node.ports import HopAnswer
+from noloco_node.errors import HopBusy, HopDropped, PeerLost, RemoteProtocolError
+from noloco_node.ports import HopAnswer, HopHeader
 
 
 async def test_hop_brings_the_micro_batch_there_and_the_gradient_back(alice: Node, bob: Node) -> None:
@@ -22,7 +22,7 @@ async def test_hop_brings_the_micro_batch_there_and_the_gradient_back(alice: Nod
     assert bytes(arrived.position_ids.data) == bytes(batch.position_ids.data)
     assert len(digest) == limits.DIGEST_BYTES
     assert bytes(answer.gradient.data) == bytes(batch.inputs.data)
-    assert (answer.loss_sum, answer.tokens, answer.replayed, admitted) == (2.5, 7, False, [True])
+    assert (answer.loss_sum, answer.tokens, answer.replayed, admitted) == (2.5, 5, False, [True])
 
 
 async def test_big_activation_travels_in_pieces_and_is_counted(alice: Node, bob: Node) -> None:
@@ -102,7 +102,7 @@ async def test_next_hop_after_a_cut_goes_through(alice: Node, bob: Node, peers: 
                 break
             except PeerLost:
                 await asyncio.sleep(0.1)
-    assert answer.tokens == 7
+    assert answer.tokens == 5
 
 
 async def test_keeps_hold_a_slow_hop_up(alice: Node, bob: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ async def test_keeps_hold_a_slow_hop_up(alice: Node, bob: Node, monkeypatch: pyt
     hop = asyncio.create_task(alice.network.run_hop(bob.peer, batch, lambda: None))
     await asyncio.sleep(1.0)
     future.set_result(echo(batch))
-    assert (await hop).tokens == 7
+    assert (await hop).tokens == 5
 
 
 async def test_unreachable_peer_is_lost(alice: Node, bob: Node, peers: Swarm) -> None:
@@ -126,6 +126,27 @@ async def test_refused_caller_is_told_why(alice: Node, bob: Node) -> None:
     bob.gate.refused[alice.peer] = "no lease"
     with pytest.raises(PeerLost, match="permission_denied: no lease"):
         await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
+    assert bob.driver.hops == []
+
+
+async def test_hop_that_does_not_fit_is_refused_at_its_header(alice: Node, bob: Node) -> None:
+    bob.driver.on_announced = lambda header: "seat 1.0 is not of the stage before 1.1"
+    with pytest.raises(PeerLost, match="permission_denied: seat 1.0"):
+        await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
+    batch = micro_batch()
+    (header,) = bob.driver.headers
+    assert (header.id, header.position, header.dtype, header.shape) == (batch.id, 42, "float32", (2, 3, 4))
+    assert (bob.driver.hops, bob.gate.strikes) == ([], [])
+
+
+async def test_header_that_breaks_a_rule_of_the_run_is_a_strike(alice: Node, bob: Node) -> None:
+    def broken(header: HopHeader) -> str:
+        raise RemoteProtocolError("shape of another run")
+
+    bob.driver.on_announced = broken
+    with pytest.raises(PeerLost, match="shape of another run"):
+        await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
+    assert bob.gate.strikes == [(alice.peer, "shape of another run")]
     assert bob.driver.hops == []
 
 
