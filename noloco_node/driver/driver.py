@@ -308,8 +308,11 @@ class Driver:
                 self._check_within_run(state)
                 self._loaded(state, "peer")
                 return
-            except (PeerLost, RemoteProtocolError, BadCheckpoint) as error:
+            except (PeerLost, RemoteProtocolError) as error:  # the transport has struck whom it had to
                 reason = str(error)
+            except BadCheckpoint as error:
+                reason = str(error)
+                self.doorkeeper.strike(donor, reason)
             finally:
                 path.unlink(missing_ok=True)
         self.feed(ev.StateUnavailable(reason))
