@@ -317,15 +317,15 @@ class Driver:
                 path.unlink(missing_ok=True)
         self.feed(ev.StateUnavailable(reason))
 
-    async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
-        notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
-        try:
     def _check_within_run(self, state: LoadedState) -> None:
         """A donor cannot be further than the run's last outer step (0: the run has no end). Raises BadCheckpoint."""
         last = self.machine.settings.total_outer_steps
         if 0 < last < state.outer_step:
             raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
 
+    async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
+        notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
+        try:
             written = await self.device.save_checkpoint(
                 outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
             )

@@ -12,6 +12,7 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.types import Outcome, SeatState
 from noloco_node.errors import BadCheckpoint, BadData, DiskFailed, PeerLost, WrongRun
+from noloco_node.ports import LoadedState
 
 SAVE = do.SaveCheckpoint(2, 0, 8, Outcome.PAIRED, THERE)
 STEP = do.RunInnerStep(tokens=10, position=1, loss_sum=2.0, micro_batches=2)
@@ -192,7 +193,6 @@ async def test_state_that_no_donor_has_is_unavailable(bench: Bench, tmp_path: Pa
     assert files_in(tmp_path) == []
 
 
-# --- seats and records ----------------------------------------------------------------------------
 @pytest.mark.parametrize("first", [BadCheckpoint("not finite"), LoadedState(9, 0, 0)])
 async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: Bench, first: object) -> None:
     """The state is damaged, or further than the run's last outer step."""
@@ -211,6 +211,7 @@ async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: B
     assert [bench.driver.doorkeeper._strikes(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
 
 
+# --- seats and records ----------------------------------------------------------------------------
 
 
 async def test_look_up_tells_every_record_before_its_end(bench: Bench) -> None:
@@ -245,7 +246,6 @@ async def test_new_claim_begins_now(bench: Bench) -> None:
     assert bench.discovery.published[0].claim == WALL_MS
 
 
-async def test_record_that_could_not_be_published_is_not_confirmed(bench: Bench) -> None:
 async def test_record_never_says_a_number_that_is_none(bench: Bench) -> None:
     """Others strike whoever publishes a NaN."""
     bench.driver.around = replace(bench.driver.around, progress=lambda: (float("inf"), float("nan")))
@@ -254,6 +254,7 @@ async def test_record_never_says_a_number_that_is_none(bench: Bench) -> None:
     assert (record.tokens_per_s, record.loss) == (0.0, 0.0)
 
 
+async def test_record_that_could_not_be_published_is_not_confirmed(bench: Bench) -> None:
     bench.discovery.is_up = False
     await bench.tell(do.PublishRecord(SEAT, SeatState.ACTIVE, 17, 4, 99, 3))
     (event,) = bench.machine.of(ev.RecordPublished)
