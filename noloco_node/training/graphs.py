@@ -1,7 +1,9 @@
 """Forward and backward of micro-batches through one stage, each kept by the driver's call handle.
 
 Owns autograd graphs between forward and backward and the inputs that a late gradient needs again. Gradients of the
-parameters add up in `.grad` (float32), in the order of the backward jobs. Must not know peers, steps or optimizers.
+parameters add up in `.grad` (float32), in the order of the backward jobs. What goes into a backward is checked before
+the sums are touched. What comes out of it is known only when they are: a gradient by the input that is not finite
+spoils the sums, and the open step must be skipped (`take_spoilt`). Must not know peers, steps or optimizers.
 
 Shapes: B rows, T tokens, D hidden size.
 """
@@ -43,6 +45,7 @@ class MicroBatchGraphs:
         self._device = next(stage.parameters()).device
         self._autocast = autocast and self._device.type == "cuda" and torch.cuda.is_bf16_supported()
         self._calls: dict[int, OpenCall] = {}
+        self._is_spoilt = False
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -55,31 +58,39 @@ class MicroBatchGraphs:
             self._run(kept)
             self._calls[call] = kept
             activation = to_blob(kept.output, self._wire_dtype)
-            return ForwardResult(bool(torch.isfinite(kept.output).all()), activation)
+            return ForwardResult(_is_finite(kept.output), activation)
         self._calls[call] = kept
         return self._train_last(kept, count)
 
     def backward(self, call: int, gradient: TensorBlob, *, count: bool, recompute: bool) -> TensorBlob | None:
         """Gradient by the stage's input, None on the first stage. `count` False leaves the parameters' sums alone.
 
-        Raises FloatingPointError when the incoming or the resulting gradient is not finite, RemoteProtocolError when
-        its shape is wrong.
+        Raises FloatingPointError when the incoming gradient is not finite (the sums are untouched) or the resulting
+        one (a counted one has spoilt the sums), RemoteProtocolError when its shape is wrong.
         """
         kept = self._kept(call)
         check_blob(gradient, self._wire_dtype, (*self._shape, self._stage.config.hidden_size), "gradient")
         incoming = to_tensor(gradient, self._device)
-        if not bool(torch.isfinite(incoming).all()):
+        if not _is_finite(incoming):
             raise FloatingPointError("incoming gradient is not finite")
         if recompute:
             self._run(kept)
         if kept.output is None:
             raise LocalProtocolError(f"call {call} has no graph to go backward through")
-        result = self._pull(kept, incoming.to(kept.output.dtype), count)
+        incoming = incoming.to(kept.output.dtype)
+        if not _is_finite(incoming):  # too large for the dtype of the graph
+            raise FloatingPointError("incoming gradient is not finite")
+        result = self._pull(kept, incoming, count)
         if result is None:
             return None
-        if not bool(torch.isfinite(result).all()):
+        if not self._judge(result, count):
             raise FloatingPointError("gradient by the input is not finite")
         return to_blob(result, self._wire_dtype)
+
+    def take_spoilt(self) -> bool:
+        """Whether the sums hold what was not counted. Asked once, when the step is closed."""
+        spoilt, self._is_spoilt = self._is_spoilt, False
+        return spoilt
 
     def drop_graph(self, call: int) -> None:
         """Late: free the graph, keep the input."""
@@ -91,6 +102,7 @@ class MicroBatchGraphs:
 
     def forget_all(self) -> None:
         self._calls.clear()
+        self._is_spoilt = False
 
     def _kept(self, call: int) -> OpenCall:
         if call not in self._calls:
@@ -111,14 +123,13 @@ class MicroBatchGraphs:
         loss = loss_sum(kept.output, to_tensor(kept.batch.labels, self._device).long())
         value = float(loss.detach())
         kept.output = loss
-        if not bool(torch.isfinite(loss.detach())):
+        if not _is_finite(loss.detach()):
             kept.source = kept.output = None
             return ForwardResult(False, loss_sum=value)
         result = self._pull(kept, None, count)
         if result is None:
             return ForwardResult(True, loss_sum=value)
-        finite = bool(torch.isfinite(result).all())
-        return ForwardResult(finite, loss_sum=value, gradient=to_blob(result, self._wire_dtype))
+        return ForwardResult(self._judge(result, count), loss_sum=value, gradient=to_blob(result, self._wire_dtype))
 
     def _pull(self, kept: OpenCall, incoming: Tensor | None, count: bool) -> Tensor | None:
         """Backward through the kept graph, which is freed."""
@@ -130,6 +141,12 @@ class MicroBatchGraphs:
         if self._stage.is_first:
             return None
         return torch.autograd.grad(output, source, incoming)[0]
+
+    def _judge(self, result: Tensor, count: bool) -> bool:
+        """Whether the gradient by the input is finite; if not, what was counted with it has spoilt the sums."""
+        finite = _is_finite(result)
+        self._is_spoilt |= count and not finite
+        return finite
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast("cuda", torch.bfloat16) if self._autocast else nullcontext()
@@ -147,6 +164,10 @@ class MicroBatchGraphs:
         _check_range(batch.position_ids, 0, tokens, "position ids")
         check_blob(batch.labels, "int32", self._shape, "labels")
         _check_range(batch.labels, 0, config.vocab_size, "labels", also=IGNORED_LABEL)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _check_range(blob: TensorBlob, low: int, high: int, what: str, also: int | None = None) -> None:

@@ -52,6 +52,11 @@ class InnerOptimizer:
         self.clear_gradients()
         return StepResult(norm, learning_rate, applied)
 
+    def skip(self, *, position: int) -> StepResult:
+        """Throw the gradients of this step away, as if their norm were not finite."""
+        self.clear_gradients()
+        return StepResult(math.nan, self._learning_rate(position), applied=False)
+
     def clear_gradients(self) -> None:
         self._adam.zero_grad(set_to_none=True)
 

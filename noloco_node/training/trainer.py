@@ -144,6 +144,9 @@ class StageTrainer:
     # --- steps ------------------------------------------------------------------------------------
 
     def inner_step(self, *, tokens: int, position: int) -> StepResult:
+        """Sums that hold what was not counted are not stepped on: `applied` False, the norm is not finite."""
+        if self._graphs.take_spoilt():
+            return self.optimizer.skip(position=position)
         return self.optimizer.step(tokens=tokens, position=position)
 
     def take_boundary(self, outer_step: int) -> Boundary:

@@ -177,6 +177,46 @@ def test_step_with_a_gradient_that_is_not_finite_is_skipped(pair):
     assert stage_hash(trainers[1].stage) != before
 
 
+def spoil_the_gradient_by_the_input(trainer) -> None:
+    """The parameters' own gradients stay finite."""
+    plain = trainer._graphs._pull
+    trainer._graphs._pull = lambda *arguments: plain(*arguments) * float("inf")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_step_is_skipped_once_the_sums_hold_a_micro_batch_that_was_not_counted(make_trainer, tiny_model, stage):
+    """Middle and last stage: the gradient by the input comes out not finite when the parameters' are added already."""
+    trainers = [make_trainer(s, num_stages=3, model=tiny_model(layers=3)) for s in range(3)]
+    for trainer in trainers:
+        trainer.initialise()
+    spoilt = trainers[stage]
+    before = stage_hash(spoilt.stage)
+    plain = spoilt._graphs._pull
+    spoil_the_gradient_by_the_input(spoilt)
+    made = [trainers[0].forward(0, trainers[0].draw(0), count=True)]
+    for trainer in trainers[1:]:
+        made.append(trainer.forward(0, hop(trainers[0].draw(0), made[-1].activation), count=True))
+    if stage == 1:
+        with pytest.raises(FloatingPointError):
+            spoilt.backward(0, made[2].gradient, count=True, recompute=False)
+    assert made[2].finite is (stage == 1)
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(spoilt).values())
+    result = spoilt.inner_step(tokens=40, position=0)
+    assert (result.applied, result.gradient_norm == result.gradient_norm) == (False, False)
+    assert (stage_hash(spoilt.stage), gradients(spoilt)) == (before, {})
+    spoilt._graphs._pull = plain
+    trainers[2].forward(1, hop(trainers[0].draw(0), made[1].activation), count=True)
+    assert trainers[2].inner_step(tokens=40, position=1).applied
+
+
+def test_uncounted_gradient_that_is_not_finite_spoils_nothing(pair):
+    trainers, batch = pair
+    run(trainers, 0, batch)
+    spoil_the_gradient_by_the_input(trainers[1])
+    assert not run(trainers, 1, batch, count=False).finite
+    assert trainers[1].inner_step(tokens=40, position=0).applied
+
+
 def test_step_follows_the_schedule_position(pair, settings):
     trainers, batch = pair
     rates = []
