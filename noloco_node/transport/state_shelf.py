@@ -57,11 +57,12 @@ class StateShelf:
         self._pinned: dict[bytes, PinnedFile] = {}
         self._uploads = 0
         self._describing = asyncio.Lock()
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def newest(self) -> PinnedFile | None:
         """The newest complete checkpoint, pinned; digested on a thread when it is new."""
         async with self._describing:
-            self._unpin_idle()
+            self._close_idle()
             found = self._handler.state_file()
             if found is None:
                 return None
@@ -89,6 +90,7 @@ class StateShelf:
             handle.close()
             return older
         self._pinned[digest] = file
+        self._sweep_later()
         return file
 
     @contextmanager
@@ -112,13 +114,25 @@ class StateShelf:
             file.uses -= 1
             file.used_at = self._now()
 
-    def _unpin_idle(self) -> None:
+    def _sweep_later(self) -> None:
+        if self._sweep is None and self._pinned:
+            self._sweep = asyncio.get_running_loop().call_later(limits.STATE_PIN_S, self._on_sweep)
+
+    def _on_sweep(self) -> None:
+        """Again and again while anything is pinned, so that a deleted file does not fill the disk for ever."""
+        self._sweep = None
+        self._close_idle()
+        self._sweep_later()
+
+    def _close_idle(self) -> None:
         for digest, file in list(self._pinned.items()):
             if file.uses == 0 and self._now() - file.used_at > limits.STATE_PIN_S:
                 del self._pinned[digest]
                 file.handle.close()
 
     def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
         for file in self._pinned.values():
             file.handle.close()
         self._pinned.clear()

@@ -165,3 +165,15 @@ async def test_shelf_digests_a_file_once_and_lets_it_go(donor: Node, monkeypatch
     assert second is not first
     assert first.handle.closed
     shelf.close()
+
+
+async def test_shelf_closes_a_file_nobody_asks_for_again(donor: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STATE_PIN_S", 0.02)
+    shelf = StateShelf(donor.driver)
+    file = await shelf.newest()
+    assert file is not None
+    with shelf.upload(file.digest):
+        await asyncio.sleep(0.1)
+        assert not file.handle.closed
+    await until(lambda: file.handle.closed)
+    shelf.close()
