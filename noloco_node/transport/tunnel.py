@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import re
+import resource
 import shutil
 import socket
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
+from noloco_node.errors import PeerLost
 from noloco_node.ports import PeerStreams
 from noloco_node.transport.pump import Duplex, pump, shut
 
@@ -29,6 +31,7 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 PEER_NAME_BYTES_MAX = 72  # "/" + peer id + "-" + number
 PEER_NAME = re.compile(r"([1-9A-HJ-NP-Za-km-z]{1,62})-[0-9]{1,8}")
 SERVER_SOCKET = "grpc.sock"
+FILES_PER_STREAM = 4  # daemon side, both ends of the local connection, and some air
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class Tunnel:
         self._pumps: set[asyncio.Task[None]] = set()
         self._inbound: Counter[PeerId] = Counter()
         self._serving = False
+        self._streams_max = limits.TUNNEL_STREAMS_MAX
         self.directory = directory
 
     @property
@@ -55,6 +59,7 @@ class Tunnel:
 
     def open(self) -> None:
         """Make the private directory; elsewhere when the wanted place is too deep for socket names."""
+        self._streams_max = streams_max()
         self._parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix="t-", dir=self._parent)).absolute()
         if len(bytes(self.directory)) + PEER_NAME_BYTES_MAX > SOCKET_PATH_BYTES_MAX:
@@ -77,7 +82,7 @@ class Tunnel:
             self._inbound -= Counter([peer])
 
     def _full(self, peer: PeerId) -> bool:
-        too_many = self._inbound[peer] >= limits.STREAMS_PER_PEER_MAX or len(self._pumps) >= limits.TUNNEL_STREAMS_MAX
+        too_many = self._inbound[peer] >= limits.STREAMS_PER_PEER_MAX or len(self._pumps) >= self._streams_max
         return too_many or PEER_NAME.fullmatch(f"{peer}-0") is None
 
     async def _pump_in(self, peer: PeerId, remote: Duplex) -> None:
@@ -104,13 +109,17 @@ class Tunnel:
             raise
 
     async def listen(self, peer: PeerId) -> Listener:
-        """A local socket each connection to which becomes a stream to `peer`."""
+        """A local socket each connection to which becomes a stream to `peer`. Raises PeerLost: no socket to be had."""
         path = self.directory / f"o{next(self._numbers)}"
 
         async def dial(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await self._own(self._pump_out(peer, Duplex(reader, writer)))
 
-        server = await asyncio.start_unix_server(dial, path=str(path), limit=limits.CHUNK_BYTES_MAX)
+        try:
+            server = await asyncio.start_unix_server(dial, path=str(path), limit=limits.CHUNK_BYTES_MAX)
+        except OSError as fault:
+            log.warning("no local socket for a call to %s: %s", peer, fault)
+            raise PeerLost(f"no local socket for a call to {peer}: {fault.strerror or fault}") from fault
         return Listener(path, server)
 
     async def _pump_out(self, peer: PeerId, local: Duplex) -> None:
@@ -158,6 +167,14 @@ class Listener:
         self._server.close()
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+
+def streams_max() -> int:
+    """TUNNEL_STREAMS_MAX, or fewer where the process may not open so many files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return limits.TUNNEL_STREAMS_MAX
+    return max(1, min(limits.TUNNEL_STREAMS_MAX, files // FILES_PER_STREAM))
 
 
 def peer_named(address: str, directory: Path) -> PeerId | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import itertools
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from noloco_node.errors import PeerLost
 from noloco_node.transport.channels import Lane
 from noloco_node.transport.options import BOTH, CLIENT, SERVER
 from noloco_node.transport.pump import Duplex, pump
-from noloco_node.transport.tunnel import SOCKET_PATH_BYTES_MAX, Tunnel, peer_named
+from noloco_node.transport.tunnel import SOCKET_PATH_BYTES_MAX, Tunnel, peer_named, streams_max
 
 
 def test_keepalive_of_client_and_server_fit() -> None:
@@ -115,6 +117,24 @@ async def test_channels_in_use_are_bounded(alice: Node, bob: Node, monkeypatch: 
     async with alice.network.channels.use(bob.peer, Lane.BULK):
         with pytest.raises(PeerLost, match="in use"):
             await alice.network.hello(bob.peer)
+
+
+async def test_no_file_left_for_a_socket_is_a_lost_peer(
+    alice: Node, bob: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def exhausted(*arguments: object, **named: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "start_unix_server", exhausted)
+    with pytest.raises(PeerLost, match="Too many open files"):
+        await alice.network.hello(bob.peer)
+
+
+def test_streams_stay_within_the_files_that_may_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 256))
+    assert streams_max() == 64
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert streams_max() == limits.TUNNEL_STREAMS_MAX
 
 
 async def test_closed_peer_is_lost(alice: Node, bob: Node) -> None:
