@@ -54,6 +54,8 @@ class Bootstrap:
             await self._join()
         except PeerLost as error:
             log.warning("no bootstrap peer answers yet (%s); trying on", error)
+        except Exception:
+            log.exception("the first try to join broke; trying on")
         self._task = asyncio.create_task(self._stay_joined(), name="bootstrap")
 
     def hurry(self) -> None:
@@ -67,7 +69,10 @@ class Bootstrap:
 
     async def _stay_joined(self) -> None:
         while True:
-            await self._join_at_last()
+            try:
+                await self._join_at_last()
+            except Exception:
+                log.exception("joining broke; trying on")
             await self._pause(limits.JOIN_CHECK_S)
 
     async def _pause(self, seconds: float) -> None:
@@ -115,7 +120,9 @@ class Bootstrap:
         for result in results:
             if isinstance(result, float):
                 offsets.append(result)
-            elif not isinstance(result, PeerLost):
+            elif not isinstance(result, Exception):
                 raise result
+            elif not isinstance(result, PeerLost):
+                log.error("greeting a peer broke: %r", result)
         if offsets:
             self.clock_offset_s = median(offsets)

@@ -97,6 +97,7 @@ class Daemon:
             await _stop(kind.latest)
             raise _failure(error, timeout_s) from error
         except BaseException:
+            self._p2p = self._control = None
             await asyncio.shield(_stop(kind.latest))
             raise
 
@@ -140,15 +141,23 @@ class Daemon:
 
     async def _supervise(self) -> None:
         while True:
-            reason = await self._death()
-            log.warning("the libp2p daemon is gone (%s); starting it again", reason)
-            self._on_down(reason)
-            await self._end()
-            await self._launch_again()
+            try:
+                await self._replace_when_dead()
+            except Exception:
+                log.exception("supervision of the libp2p daemon broke; going on")
+                await asyncio.sleep(limits.DAEMON_RESTART_MAX_S)
+
+    async def _replace_when_dead(self) -> None:
+        reason = await self._death()
+        log.warning("the libp2p daemon is gone (%s); starting it again", reason)
+        self._on_down(reason)
+        await self._end()
+        await self._launch_again()
 
     async def _death(self) -> str:
         """Returns when the child has ended or does not answer any more."""
-        assert self._p2p is not None
+        if self._p2p is None:
+            return "it was not started"
         child = asyncio.ensure_future(self._p2p._child.wait())
         silence = asyncio.ensure_future(self._silence())
         try:
@@ -177,9 +186,10 @@ class Daemon:
                 await self._launch()
                 self.restarts += 1
                 return
-            except NolocoError as error:
-                log.error("%s", error.cause)
-                self._on_down(error.cause)
+            except Exception as error:
+                cause = error.cause if isinstance(error, NolocoError) else f"{type(error).__name__}: {error}"
+                log.error("%s", cause, exc_info=not isinstance(error, NolocoError))
+                self._on_down(cause)
                 pause_s = min(max(2 * pause_s, limits.BOOTSTRAP_RETRY_S), limits.DAEMON_RESTART_MAX_S)
 
     def _first_pause(self) -> float:

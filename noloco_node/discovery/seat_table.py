@@ -90,11 +90,12 @@ class SeatTable:
         asked_at = time.time()
         try:
             answer = await node.protocol.get_stub(remote).rpc_ping(request, timeout=limits.DHT_RPC_DEADLINE_S)
-        except Exception as error:  # whatever hivemind raises, the peer has not answered
+            node_id = DHTID.from_bytes(answer.peer.node_id) if answer.peer.node_id else None
+        except Exception as error:  # whatever hivemind raises, also of an impossible node id: no answer to work with
             await node.protocol.update_routing_table(None, remote, responded=False)
             raise PeerLost(f"no answer from {peer}: {error}") from error
-        if answer.peer.node_id:
-            await node.protocol.update_routing_table(DHTID.from_bytes(answer.peer.node_id), remote, responded=True)
+        if node_id is not None:
+            await node.protocol.update_routing_table(node_id, remote, responded=True)
         return float(answer.dht_time - (asked_at + time.time()) / 2)
 
     async def explore(self) -> None:
