@@ -121,6 +121,10 @@ class RemoteProtocolError(Exception):
     """A peer broke a protocol rule: its bytes are refused, counted, and training goes on."""
 
 
+class RecordOutOfTime(RemoteProtocolError):
+    """A record that is right but for its times: a suspended node, or one whose clock is off. Refused, no strike."""
+
+
 class PeerLost(Exception):
     """The peer or the link to it is gone (INTERNAL, UNAVAILABLE, CANCELLED, a stall): never fatal."""
 

@@ -28,12 +28,16 @@ from noloco_node.core.machine import Machine
 from noloco_node.core.membership import Claiming
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
-from noloco_node.discovery.identity import load_or_create_identity
+from noloco_node.discovery.identity import IdentityLock, load_or_create_identity
 from noloco_node.discovery.settings import DiscoverySettings
+from noloco_node.driver.clock import running_s
+from noloco_node.driver.data_dir_lock import data_dir_locked
 from noloco_node.driver.driver import Driver, Surroundings
 from noloco_node.driver.greeting import Greeting
+from noloco_node.driver.hop_rules import HopForm
+from noloco_node.driver.open_files import raise_open_files_limit
 from noloco_node.driver.stop_signals import StopSignals
-from noloco_node.errors import DiskFailed, ExitCode, NolocoError
+from noloco_node.errors import BadConfig, DiskFailed, ExitCode, NolocoError
 from noloco_node.ports import Trainer
 from noloco_node.telemetry.diary import Diary, WaitingDiary
 from noloco_node.telemetry.history import HistoryLog
@@ -76,7 +80,9 @@ class Node:
                 return int(ExitCode.OK)
 
     async def _run(self, sockets: Path, closing: contextlib.AsyncExitStack, stop: StopSignals) -> int:
+        raise_open_files_limit()
         self._make_folders()
+        self._lock_data_dir(closing)
         resolve_device(self.config.device)
         metrics = NodeMetrics(time.monotonic)
         peers = self._initial_peers()
@@ -101,6 +107,7 @@ class Node:
             identity,
             sockets,
             traffic=observer.traffic,
+            activation_bytes_max=self.spec.hop_bytes,
             uploads_max=self.config.state_uploads_max,
             on_upload=metrics.count_state_upload,
         )
@@ -130,6 +137,17 @@ class Node:
             probe.unlink()
         except OSError as error:
             raise _disk_failed(self.config.data_dir, error) from error
+
+    def _lock_data_dir(self, closing: contextlib.AsyncExitStack) -> None:
+        """Before anything of the directory is read. The same key started twice hears that, as the plainer fault."""
+        try:
+            closing.enter_context(data_dir_locked(self.config.data_dir))
+        except BadConfig:
+            assert self.config.identity_file is not None
+            key = IdentityLock(self.config.identity_file, self.config.data_dir)
+            key.acquire()
+            key.release()
+            raise
 
     def _initial_peers(self) -> tuple[str, ...]:
         """Without our own address: one list of peers may serve all nodes of a run."""
@@ -161,7 +179,7 @@ class Node:
 
     def _driver(self, discovery: SwarmDiscovery, observer: Observers, vitals: Vitals) -> Driver:
         settings = self.spec.core_settings()
-        start_s = time.monotonic() + self.spec.outer.start_unix_s - time.time()
+        start_s = running_s() + self.spec.outer.start_unix_s - time.time()
         incarnation = secrets.randbits(INCARNATION_BITS)
         machine = Machine(settings, discovery.peer_id, incarnation, self.config.wanted_seat, start_s)
         around = Surroundings(
@@ -170,6 +188,7 @@ class Node:
             make_trainer=self._trainer,
             checkpoints=self._newest_checkpoint,
             state_dir=self.run_dir,
+            hop_form=HopForm(self.spec.pipeline.wire_dtype, self.spec.hop_shape),
             progress=lambda: (vitals.tokens_per_s, vitals.loss),
             version=__version__,
         )

@@ -92,7 +92,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On a partner's tensor. `reason` empty = fine and c is computed. `spread` = rms of phi_a - phi_b (float32 x)."""
+    """On a partner's tensor. `reason` empty = fine and c is computed. `norm` is that of c. `spread` = rms(x_b - x_a) /
+    gamma: with gamma = beta the distance of the partners' fast weights at the boundary."""
 
     reason: str
     norm: float
@@ -149,8 +150,22 @@ class Trainer(Protocol):
 # --- transport ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class HopHeader:
+    """What a caller announces before the bytes: `dtype` and `shape` (B, T, D) of the activation."""
+
+    id: MicroBatchId
+    position: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 class PipelineHandler(Protocol):
     """The driver, seen by the transport: hops that come in."""
+
+    def announced(self, caller: PeerId, header: HopHeader) -> str:
+        """ "" = go on; else a short reason why the caller is not served. Raises RemoteProtocolError: a strike."""
+        ...
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         """None = BUSY, else ADMITTED. The transport cancels the future when the caller is lost.

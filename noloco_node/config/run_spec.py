@@ -32,6 +32,8 @@ from noloco_node.core.types import Admit, Clock, Settings
 from noloco_node.training.settings import DataSettings, OptimizerSettings, TokenizerSettings, TrainingSettings
 
 RUN_ID_BYTES = 16
+INT32_BYTES = 4
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 LOCAL_SOURCES = ("text", "jsonl", "parquet")
 
 
@@ -77,6 +79,17 @@ class RunSpec(Section):
     def run_id(self) -> str:
         """32 hex digits: BLAKE2b-128 of `canonical()`."""
         return hashlib.blake2b(self.canonical(), digest_size=RUN_ID_BYTES).hexdigest()
+
+    @property
+    def hop_shape(self) -> tuple[int, int, int]:
+        """(B, T, D) of every activation between stages."""
+        return self.batch.micro_batch_size, self.batch.sequence_length, self.model["hidden_size"]
+
+    @property
+    def hop_bytes(self) -> int:
+        """Of one micro-batch on its way: activation, position_ids and labels."""
+        rows, tokens, hidden = self.hop_shape
+        return rows * tokens * (hidden * FLOAT_BYTES[self.pipeline.wire_dtype] + 2 * INT32_BYTES)
 
     def core_settings(self) -> Settings:
         outer, timing = self.outer, self.timing

@@ -72,6 +72,8 @@ STATE_RESUMES_MAX: Final = 5  # cuts in a row without a byte between them, then 
 STRIKES_TO_BAN: Final = 3
 BAN_S: Final = 600.0
 PEERS_REMEMBERED_MAX: Final = 4096
+HELLO_INTERVAL_S: Final = 600.0  # a peer is greeted at most once in this time, whether or not it answers
+HELLOS_AT_ONCE_MAX: Final = 4
 
 # --- node -----------------------------------------------------------------------------------------
 DATA_NEXT_MAX: Final = 1 << 48  # a record cannot send a successor further than this

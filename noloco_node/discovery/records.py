@@ -18,7 +18,7 @@ from noloco_node.core import limits
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.discovery.addresses import parse_address
 from noloco_node.discovery.identity import Identity, verify
-from noloco_node.errors import LocalProtocolError, RemoteProtocolError
+from noloco_node.errors import LocalProtocolError, RecordOutOfTime, RemoteProtocolError
 from noloco_node.wire import record_pb2
 
 SIGNATURE_DOMAIN: Final = b"noloco-node/seat-record/v1\0"
@@ -78,10 +78,10 @@ class RecordVerifier:
         self._verified: OrderedDict[bytes, SeatRecord] = OrderedDict()
 
     def decode(self, encoded: bytes) -> SeatRecord:
-        """A live record of this run. Raises RemoteProtocolError with a short reason."""
+        """A live record of this run. Raises RemoteProtocolError with a short reason; RecordOutOfTime for its times."""
         record = self.decode_any_age(encoded)
         if record.expires <= self._now_ms():
-            raise RemoteProtocolError("record has expired")
+            raise RecordOutOfTime("record has expired")
         return record
 
     def decode_any_age(self, encoded: bytes) -> SeatRecord:
@@ -116,15 +116,17 @@ def open_record(encoded: bytes) -> SeatRecord:
 
 
 def check_rules(record: SeatRecord, rules: RecordRules, now_ms: int) -> None:
-    """Raises RemoteProtocolError when the record belongs to another run, to no seat, or claims impossible times."""
+    """Raises RemoteProtocolError when the record belongs to another run or to no seat; RecordOutOfTime when its times
+    do not fit this clock.
+    """
     if record.run != rules.run:
         raise RemoteProtocolError("record belongs to another run")
     if record.seat.stage >= rules.num_stages or record.seat.replica >= rules.num_replicas:
         raise RemoteProtocolError("record names a seat outside the table")
     if record.expires > now_ms + rules.lease_ms + rules.skew_max_ms:
-        raise RemoteProtocolError("record expires too late")
+        raise RecordOutOfTime("record expires too late")
     if record.claim > now_ms + rules.skew_max_ms:
-        raise RemoteProtocolError("record claims its seat from the future")
+        raise RecordOutOfTime("record claims its seat from the future")
 
 
 def _parse(message: M, encoded: bytes) -> M:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId, SeatRecord
-from noloco_node.errors import RemoteProtocolError
+from noloco_node.errors import RecordOutOfTime, RemoteProtocolError
 
 
 @dataclass(slots=True)
@@ -25,12 +25,13 @@ class Conduct:
 @dataclass(slots=True)
 class Doorkeeper:
     """`Gatekeeper` port. `decode` checks a record by itself, `learn_record` hands it to the machine, `outranked`
-    names the record that beats it, `clock` is monotonic seconds."""
+    names the record that beats it, `clock` is monotonic seconds, `wall_ms` unix milliseconds."""
 
     decode: Callable[[bytes], SeatRecord]
     learn_record: Callable[[SeatRecord], None]
     outranked: Callable[[SeatRecord], SeatRecord | None]
     clock: Callable[[], float]
+    wall_ms: Callable[[], int]
     on_strike: Callable[[PeerId, str], None] = lambda peer, reason: None
     on_refused: Callable[[str], None] = lambda reason: None
     own: bytes = b""
@@ -54,6 +55,8 @@ class Doorkeeper:
             return "no lease" if needs_lease else ""
         try:
             known = self._accept(peer, record)
+        except RecordOutOfTime as error:  # no better and no worse than no record
+            return str(error) if needs_lease else ""
         except RemoteProtocolError as error:
             self.strike(peer, str(error))
             return f"bad record: {error}"
@@ -66,8 +69,15 @@ class Doorkeeper:
             return
         try:
             self._accept(peer, record)
+        except RecordOutOfTime:
+            return
         except RemoteProtocolError as error:
             self.strike(peer, str(error))
+
+    def record_of(self, peer: PeerId) -> SeatRecord | None:
+        """The newest record that this peer itself brought."""
+        seen = self._seen.get(peer)
+        return None if seen is None else seen[1]
 
     def strike(self, peer: PeerId, reason: str) -> None:
         """One more fault of that peer; enough of them and it is not served for a while."""
@@ -86,9 +96,11 @@ class Doorkeeper:
         return max(0.0, conduct.strikes - healed)
 
     def _accept(self, peer: PeerId, encoded: bytes) -> SeatRecord:
-        """Check a record once; the same bytes again cost nothing."""
+        """Check a record once; of the same bytes again only the end is looked at."""
         seen = self._seen.get(peer)
         if seen is not None and seen[0] == encoded:
+            if seen[1].expires <= self.wall_ms():
+                raise RecordOutOfTime("record has expired")
             return seen[1]
         record = self.decode(encoded)
         if record.peer != peer:

@@ -21,12 +21,16 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
-from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatRecord
+from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord
+from noloco_node.driver.clock import running_s
 from noloco_node.driver.doorkeeper import Doorkeeper
 from noloco_node.driver.exchange_lane import ExchangeLane
+from noloco_node.driver.hop_rules import HopForm, HopRules
+from noloco_node.driver.introductions import Introductions
 from noloco_node.driver.micro_batch_lane import MicroBatchLane
-from noloco_node.errors import BadCheckpoint, NolocoError, PeerLost, RemoteProtocolError
-from noloco_node.ports import Discovery, HopAnswer, LoadedState, MicroBatch, Observer, PeerNetwork, Trainer
+from noloco_node.driver.status import machine_status
+from noloco_node.errors import BadCheckpoint, IdentityInUse, NolocoError, PeerLost, RemoteProtocolError
+from noloco_node.ports import Discovery, HopAnswer, HopHeader, LoadedState, MicroBatch, Observer, PeerNetwork, Trainer
 
 READS_AT_ONCE_MAX = 16
 
@@ -44,8 +48,9 @@ class Surroundings:
     progress: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)  # tokens per second and loss, for the record
     version: str = ""
     protocol: int = limits.PROTOCOL_VERSION
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = running_s
     wall_ms: Callable[[], int] = lambda: int(time.time() * 1000)
+    hop_form: HopForm | None = None
 
 
 class Driver:
@@ -61,7 +66,10 @@ class Driver:
             learn_record=self._learn,
             outranked=lambda record: machine.membership.roster.outranked(record, around.clock()),
             clock=around.clock,
+            wall_ms=around.wall_ms,
         )
+        self.hop_rules = HopRules(machine.settings, around.hop_form)
+        self.introductions = Introductions(machine.peer, around.clock, self.doorkeeper.strike)
         self.micro_batches = MicroBatchLane(self)
         self.exchanges = ExchangeLane(self)
         self.last_progress_s = around.clock()
@@ -73,7 +81,6 @@ class Driver:
         self._publishing = asyncio.Lock()
         self._ended: asyncio.Future[do.Leave] | None = None
         self._written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
-        self._greeted: set[PeerId] = set()
         self._tickets = itertools.count(1)
         self._executors: dict[type, Callable[[Any], None]] = {
             do.ReadSeats: self.as_task(self._read_seats),
@@ -102,6 +109,8 @@ class Driver:
             if self._written is not None:
                 await self._written  # what it says about the disk must be heard
             return left
+        except IdentityInUse:
+            raise  # the seat is the other process's now
         except NolocoError:
             await self._say_goodbye()
             raise
@@ -111,7 +120,7 @@ class Driver:
     async def _say_goodbye(self) -> None:
         """Ended by a fault: the seat is free at once, not only when the lease has run out."""
         effects = self.machine.membership.leave(self.around.clock())
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, NolocoError, OSError):  # the fault that ended us is what counts
             async with asyncio.timeout(PUBLISH_WAIT_S):
                 for effect in effects:
                     if isinstance(effect, do.PublishRecord):
@@ -119,6 +128,12 @@ class Driver:
 
     def stop(self, reason: str) -> None:
         self.feed(ev.StopRequested(reason))
+
+    @property
+    def is_saved(self) -> bool:
+        """The last checkpoint begun is on disk, or none was begun."""
+        written = self._written
+        return written is None or (written.done() and not written.cancelled() and written.exception() is None)
 
     def give_up(self, reason: str) -> None:
         """The grace time of a stop is over: leave with what is saved."""
@@ -226,23 +241,8 @@ class Driver:
         lives_s = (record.expires - self.around.wall_ms()) / 1000
         if lives_s > 0:
             self.feed(ev.RecordLearnt(record, lives_s))
-            self._greet(record.peer)
-
-    def _greet(self, peer: PeerId) -> None:
-        """Compare run, version and shapes once with each peer met."""
-        if peer != self.machine.peer and peer not in self._greeted and self.network is not None:
-            if len(self._greeted) >= limits.PEERS_REMEMBERED_MAX:
-                self._greeted.clear()
-            self._greeted.add(peer)
-            self.spawn(self._hello(peer))
-
-    async def _hello(self, peer: PeerId) -> None:
-        try:
-            await self.peers.hello(peer)
-        except PeerLost:
-            self._greeted.discard(peer)
-        except (RemoteProtocolError, NolocoError) as error:
-            self.doorkeeper.strike(peer, str(error))
+            if self.network is not None and self.introductions.due(record, self.machine.membership.seat):
+                self.spawn(self.introductions.greet(record.peer, self.network))
 
     async def _publish(self, effect: do.PublishRecord) -> None:
         async with self._publishing:
@@ -349,6 +349,10 @@ class Driver:
 
     # --- what the transport asks (PipelineHandler, ExchangeHandler, StateHandler) --------------------
 
+    def announced(self, caller: PeerId, header: HopHeader) -> str:
+        self.hop_rules.check(header)
+        return self.hop_rules.refusal(self.doorkeeper.record_of(caller), self.machine.membership.seat)
+
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         return self.micro_batches.receive(batch, digest)
 
@@ -374,26 +378,5 @@ class Driver:
         return None if self._seat is None else self.around.checkpoints(self._seat)
 
     def status(self) -> dict[str, Any]:
-        """What `/status.json` and the Status call show of the machine."""
-        machine = self.machine
-        flow = machine.flow
-        record: dict[str, Any] = {
-            "run": machine.settings.run,
-            "peer": machine.peer,
-            "seat": None if machine.membership.seat is None else str(machine.membership.seat),
-            "phase": str(machine.phase),
-            "outer_step": machine.outer_step,
-            "inner_step": machine.inner_step,
-            "outer_steps": {str(outcome): machine.closed[outcome] for outcome in Outcome},
-            "waits_for": machine.waits_for,
-            "version": self.around.version,
-            "protocol": self.around.protocol,
-            "addresses": list(self.around.discovery.addresses),
-        }
-        if flow is not None:
-            with contextlib.suppress(AttributeError):
-                record["micro_batches"] = {
-                    name: getattr(flow.accounts, name) for name in type(flow.accounts).__dataclass_fields__
-                }
-            record["data_next"] = flow.data_position
-        return record
+        around = self.around
+        return machine_status(self.machine, around.version, around.protocol, around.discovery.addresses)

@@ -48,11 +48,13 @@ class HopService:
         except grpc.aio.InternalError as fault:
             log.debug("hop: the stream to %s broke: %s", peer, fault)
 
-    def check(self, shape: HopShape) -> None:
+    def check(self, peer: PeerId, shape: HopShape) -> str:
+        """Why the caller is not served, "" when it is. Raises RemoteProtocolError."""
         if shape.size_bytes > self._activation_bytes_max:
             raise RemoteProtocolError(
                 f"a micro-batch of {shape.size_bytes} bytes, at most {self._activation_bytes_max}"
             )
+        return self._handler.announced(peer, shape.announced())
 
     def reserve(self) -> bool:
         """Room for one more activation on its way in; give it back with `unreserve`."""
@@ -93,7 +95,7 @@ class HopVisit:
     async def _receive(self) -> asyncio.Future[HopAnswer] | None:
         """Read the request whole; the handler's future, or None when BUSY was said."""
         shape = HopShape((await self._read("header"))[0].header)
-        self._service.check(shape)
+        await self._admit(shape)
         if not self._service.reserve():
             await self._say(HopReply(busy=Busy()))
             return None
@@ -105,6 +107,12 @@ class HopVisit:
         if answer is None:
             await self._say(HopReply(busy=Busy()))
         return answer
+
+    async def _admit(self, shape: HopShape) -> None:
+        """Before memory is reserved: does this hop fit the run, and the caller's seat ours?"""
+        reason = self._service.check(self._peer, shape)
+        if reason:
+            await self._context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     async def _read_tensors(self, shape: HopShape) -> tuple[memoryview, bytes]:
         inbox = TensorInbox(shape.size_bytes)

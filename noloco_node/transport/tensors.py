@@ -11,7 +11,7 @@ from math import prod
 from noloco_node.core import limits
 from noloco_node.core.types import MicroBatchId
 from noloco_node.errors import LocalProtocolError, RemoteProtocolError
-from noloco_node.ports import MicroBatch, TensorBlob
+from noloco_node.ports import HopHeader, MicroBatch, TensorBlob
 from noloco_node.transport.framing import byte_view
 from noloco_node.wire import pipeline_pb2, transfer_pb2
 
@@ -77,6 +77,10 @@ class HopShape:
     @property
     def size_bytes(self) -> int:
         return sum(self._sizes)
+
+    def announced(self) -> HopHeader:
+        (dtype, shape), header = self._tensors[0], self._header
+        return HopHeader(MicroBatchId(header.origin, header.n), header.position, dtype, shape)
 
     def micro_batch(self, data: memoryview) -> MicroBatch:
         """Views into `data`, not copies."""

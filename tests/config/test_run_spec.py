@@ -86,6 +86,14 @@ def test_settings_carry_every_agreed_value() -> None:
     assert (training.run, training.model["hidden_size"], training.sequence_length) == (spec.run_id, 32, 32)
 
 
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_bytes_of_a_hop_follow_from_the_spec(dtype: str, item_bytes: int) -> None:
+    spec = parse(changed("pipeline", "wire_dtype", f'"{dtype}"'))
+    rows, tokens, hidden = spec.hop_shape
+    assert (rows, tokens) == (spec.batch.micro_batch_size, spec.batch.sequence_length)
+    assert spec.hop_bytes == rows * tokens * hidden * item_bytes + 2 * rows * tokens * 4
+
+
 def test_relative_data_path_starts_at_the_spec(tmp_path: Path) -> None:
     text = changed("data", "source", '"text"').replace('path = ""', 'path = "books/*.txt"', 1)
     (tmp_path / "swarm.toml").write_text(text)

@@ -14,7 +14,7 @@ from noloco_node.core.types import Seat, SeatRecord, SeatState
 from noloco_node.discovery.identity import Identity, load_or_create_identity
 from noloco_node.discovery.records import SIGNATURE_DOMAIN, RecordRules, RecordVerifier, open_record, sign_record
 from noloco_node.discovery.sequence import SequenceFile
-from noloco_node.errors import LocalProtocolError, RemoteProtocolError
+from noloco_node.errors import LocalProtocolError, RecordOutOfTime, RemoteProtocolError
 from noloco_node.wire import record_pb2
 
 NOW = 1_800_000_000_000
@@ -119,6 +119,12 @@ def test_rule_breaking_record_is_refused_with_its_reason(
     _, encoded = sign_record(record_by(identity, **changes), identity)
     with pytest.raises(RemoteProtocolError, match=reason):
         verifier().decode(encoded)
+
+
+@pytest.mark.parametrize("changes", [{"expires": NOW}, {"expires": NOW + 63_001}, {"claim": NOW + 3_001}])
+def test_times_that_do_not_fit_are_told_from_breaches(identity: Identity, changes: dict[str, Any]) -> None:
+    with pytest.raises(RecordOutOfTime):
+        verifier().decode(sign_record(record_by(identity, **changes), identity)[1])
 
 
 def test_record_at_the_edge_of_the_rules_is_accepted(identity: Identity) -> None:

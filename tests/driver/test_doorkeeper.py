@@ -1,11 +1,11 @@
 """Whom a node serves: records judged by themselves, strikes that decay, bans that end."""
 
-from driver_bench import ME, PEER, THERE, THIRD, record_of
+from driver_bench import ME, PEER, THERE, THIRD, WALL_MS, record_of
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId, SeatRecord
 from noloco_node.driver.doorkeeper import Doorkeeper
-from noloco_node.errors import RemoteProtocolError
+from noloco_node.errors import RecordOutOfTime, RemoteProtocolError
 
 HEAL_S = limits.BAN_S / limits.STRIKES_TO_BAN  # one strike is forgotten in this time
 
@@ -16,7 +16,7 @@ class Door:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.decoded = 0
-        self.records = {b"peer": record_of(PEER), b"third": record_of(THIRD)}
+        self.records = {b"peer": record_of(PEER, lives_s=limits.BAN_S * 2), b"third": record_of(THIRD)}
         self.learnt: list[SeatRecord] = []
         self.better: SeatRecord | None = None
         self.struck: list[tuple[PeerId, str]] = []
@@ -25,11 +25,14 @@ class Door:
             self.learnt.append,
             lambda record: self.better,
             lambda: self.now_s,
+            lambda: WALL_MS + int(self.now_s * 1000),
             on_strike=lambda peer, reason: self.struck.append((peer, reason)),
         )
 
     def _decode(self, encoded: bytes) -> SeatRecord:
         self.decoded += 1
+        if encoded == b"old":
+            raise RecordOutOfTime("record has expired")
         if encoded not in self.records:
             raise RemoteProtocolError("the signature is wrong")
         return self.records[encoded]
@@ -69,6 +72,22 @@ def test_another_peers_record_is_refused_with_a_strike() -> None:
     assert door.admit(b"third") == "bad record: the record is another peer's"
     assert len(door.struck) == 1
     assert door.learnt == []
+
+
+def test_record_out_of_time_is_refused_without_a_strike_like_no_record() -> None:
+    door = Door()
+    assert door.admit(b"old") == "record has expired"
+    assert door.admit(b"old", needs_lease=False) == ""
+    door.keeper.learn(PEER, b"old")
+    assert (door.struck, door.learnt) == ([], [])
+
+
+def test_lease_that_lapsed_since_it_was_checked_is_not_served() -> None:
+    door = Door()
+    assert door.admit() == ""
+    door.now_s = limits.BAN_S * 2
+    assert door.admit() == "record has expired"
+    assert door.struck == []
 
 
 def test_outranked_peer_is_refused_without_a_strike_and_only_where_a_lease_is_needed() -> None:

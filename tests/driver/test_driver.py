@@ -10,8 +10,8 @@ from driver_bench import ME, PEER, SEAT, THERE, THIRD, WALL_MS, Bench, record_of
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.types import Outcome, SeatState
-from noloco_node.errors import BadCheckpoint, BadData, DiskFailed, PeerLost, WrongRun
+from noloco_node.core.types import Outcome, SeatRecord, SeatState
+from noloco_node.errors import BadCheckpoint, BadData, BadIdentity, DiskFailed, IdentityInUse, PeerLost, WrongRun
 from noloco_node.ports import LoadedState
 
 SAVE = do.SaveCheckpoint(2, 0, 8, Outcome.PAIRED, THERE)
@@ -283,13 +283,33 @@ async def meet(bench: Bench, seq: int) -> None:
     await bench.settle()
 
 
-async def test_peer_is_greeted_once_and_again_only_if_it_could_not_be_reached(bench: Bench) -> None:
+async def test_peer_is_greeted_seldom_even_if_it_could_not_be_reached(bench: Bench) -> None:
     bench.network.greetings[PEER] = PeerLost("away")
     await meet(bench, 1)
-    bench.network.greetings.pop(PEER)
     await meet(bench, 2)
+    assert bench.network.greeted == [PEER]
+    bench.now_s = limits.HELLO_INTERVAL_S
     await meet(bench, 3)
     assert bench.network.greeted == [PEER, PEER]
+
+
+async def test_key_in_use_elsewhere_ends_the_run_without_a_goodbye(bench: Bench) -> None:
+    bench.machine.membership.leave = lambda now: [do.PublishRecord(SEAT, SeatState.LEAVING, 17, 4, 99, 3)]
+    bench.driver.fail(IdentityInUse("another process uses this key"))
+    with pytest.raises(IdentityInUse):
+        await bench.ended()
+    assert bench.discovery.published == []
+
+
+async def test_goodbye_that_fails_does_not_hide_what_ended_the_run(bench: Bench) -> None:
+    async def full(record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
+        raise BadIdentity("the sequence cannot be written")
+
+    bench.machine.membership.leave = lambda now: [do.PublishRecord(SEAT, SeatState.LEAVING, 17, 4, 99, 3)]
+    bench.discovery.publish = full  # type: ignore[method-assign]
+    bench.driver.fail(DiskFailed("no space"))
+    with pytest.raises(DiskFailed):
+        await bench.ended()
 
 
 async def test_peer_of_another_run_gets_a_strike_and_is_no_end(bench: Bench) -> None:

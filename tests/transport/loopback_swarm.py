@@ -13,7 +13,7 @@ from typing import Any
 from loopback_streams import LoopbackStreams, Wires
 
 from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, PeerId
-from noloco_node.ports import HopAnswer, MicroBatch, PeerStreams, TensorBlob
+from noloco_node.ports import HopAnswer, HopHeader, MicroBatch, PeerStreams, TensorBlob
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork, Handlers
 
@@ -53,6 +53,8 @@ class Driver:
 
     reply: Callable[[MicroBatch], asyncio.Future[HopAnswer] | None] | None = None
     hops: list[tuple[PeerId, MicroBatch, bytes]] = field(default_factory=list)
+    headers: list[HopHeader] = field(default_factory=list)
+    on_announced: Callable[[HopHeader], str] = lambda header: ""
     offers: list[tuple[PeerId, Offer]] = field(default_factory=list)
     opened: list[tuple[PeerId, int, int, bytes]] = field(default_factory=list)
     messages: list[tuple[PeerId, ExchangeMessage]] = field(default_factory=list)
@@ -61,6 +63,10 @@ class Driver:
     file: tuple[Path, int] | None = None
     on_message: Callable[[PeerId, ExchangeMessage], None] = lambda peer, message: None
     on_opened: Callable[[PeerId, int, int, bytes], None] = lambda *opened: None
+
+    def announced(self, caller: PeerId, header: HopHeader) -> str:
+        self.headers.append(header)
+        return self.on_announced(header)
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         self.hops.append((caller, batch, digest))
