@@ -81,7 +81,10 @@ def summary(spec: RunSpec, histories: Histories, folders: list[Path], out_dir: P
 
 
 def plot(histories: Histories, path: Path) -> None:
-    """Loss per node over the inner steps and the spread |phi_a - phi_b| (rms) at each exchange."""
+    """Loss per node over the inner steps and the spread at each exchange: rms(x_b - x_a) / gamma.
+
+    With gamma = beta, as in the presets, that is the distance of the partners' fast weights at the boundary.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -94,7 +97,9 @@ def plot(histories: Histories, path: Path) -> None:
     for seat, lines in sorted(histories.of_kind("spread").items()):
         spreads.plot(*_columns([(line["outer_step"], line["spread"]) for line in lines]), "o-", label=str(seat))
     losses.set(title="training loss", xlabel="inner step", ylabel="nats per token")
-    spreads.set(title="spread between replicas", xlabel="outer step", ylabel="rms difference of slow weights")
+    spreads.set(
+        title="spread between replicas", xlabel="outer step", ylabel="rms difference of fast weights at the boundary"
+    )
     for axes in (losses, spreads):
         axes.grid(alpha=0.3)
         axes.legend(title="stage.replica", fontsize="small")

@@ -237,7 +237,8 @@ class TensorDamaged:
 
 @dataclass(frozen=True, slots=True)
 class TensorVerified:
-    """Finite, norm in range; the correction c is computed and kept by the trainer. `spread`: rms of phi_a - phi_b."""
+    """Finite, norm in range; the correction c is computed and kept by the trainer. `spread` = rms(x_b - x_a) / gamma:
+    with gamma = beta the distance of the partners' fast weights at the boundary."""
 
     outer_step: int
     norm: float = 0.0

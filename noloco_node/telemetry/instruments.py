@@ -73,7 +73,10 @@ class Instruments:
         self.exchange = self._histogram(
             "exchange_seconds", "From the boundary to the commit of a paired outer step", EXCHANGE_BUCKETS_S
         )
-        self.spread = self._gauge("spread", "Root mean square of phi_a - phi_b at the last exchange")
+        self.spread = self._gauge(
+            "spread",
+            "Rms of (x_b - x_a) / gamma at the last exchange: with gamma = beta the distance of the fast weights",
+        )
         self.corrections = self._counter("corrections_total", "Corrections c: added or dropped", "result")
         self.offers = self._counter("offers_total", "Own OFFERs by answer", "answer")
         self.tensors_refused = self._counter("tensors_refused_total", "Partner's tensors not used", "reason")
