@@ -92,6 +92,7 @@ NORM_MEDIAN_MIN: Final = 4  # fewer norms than this make no median yet: nothing 
 NORM_FACTOR_MAX: Final = 50.0  # a correction above this many medians is refused
 CHECKPOINTS_KEPT: Final = 2
 HISTORY_BYTES_MAX: Final = 64 * MIB
+READ_THROUGH_MAX: Final = 2048  # micro-batches read only to get to a later one; further ahead a new pass begins
 READER_STATES_KEPT: Final = 512  # positions in the data, one per micro-batch drawn, that a checkpoint may name
 BOOTSTRAP_RETRY_S: Final = 1.0
 BOOTSTRAP_RETRY_MAX_S: Final = 30.0

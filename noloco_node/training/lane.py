@@ -31,6 +31,7 @@ class TrainingLane:
         self._settings = settings
         self._place = place
         self._trainer: StageTrainer | None = None
+        self._is_closing = False
         self._device = ThreadPoolExecutor(1, "noloco-train", self._set_threads)
         self._reader = ThreadPoolExecutor(1, "noloco-read")
         self._writer = ThreadPoolExecutor(1, "noloco-save")
@@ -105,9 +106,13 @@ class TrainingLane:
         return asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     async def close(self) -> None:
-        """End the threads after the jobs at hand; files under way are finished."""
+        """End the threads after the jobs at hand; a read is cut short, files under way are finished."""
+        self._is_closing = True
         if self._trainer is not None:
-            await self._run(self._trainer.close)
+            self._trainer.cancel_reading()
+        await self._run(lambda: self._trainer and self._trainer.forget_all())
+        if self._trainer is not None:
+            await asyncio.get_running_loop().run_in_executor(self._reader, self._trainer.close_reader)
         for threads in (self._device, self._reader, self._writer):
             await asyncio.to_thread(threads.shutdown, cancel_futures=threads is not self._writer)
 
@@ -117,6 +122,8 @@ class TrainingLane:
     def _build(self) -> StageTrainer:
         if self._trainer is None:
             self._trainer = build_trainer(self._settings, self._place)
+            if self._is_closing:  # closed meanwhile: its data is not opened any more
+                self._trainer.cancel_reading()
         return self._trainer
 
     def _built(self) -> StageTrainer:

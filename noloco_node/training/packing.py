@@ -46,10 +46,14 @@ class DocumentOrder:
 
     def resume(self, state: dict[str, Any] | None) -> None:
         """Go to a `state()` of earlier, or to the beginning."""
-        state = state or {"epoch": 0, "window": 0, "source": None, "place": 0}
+        state = state or self.pass_state(0)
         self._epoch, self._number = state["epoch"], state["window"]
         self._before, self._place = state["source"], state["place"]
         self._window, self._in_place = None, False
+
+    def pass_state(self, number: int) -> dict[str, Any]:
+        """The beginning of pass `number` over the source, from anywhere."""
+        return {"epoch": number, "window": 0, "source": None, "place": 0}
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "window": self._number, "source": self._before, "place": self._place}
@@ -107,6 +111,10 @@ class RowPacker:
         self._order.resume(state["order"] if state else None)
         self._offset = state["offset"] if state else 0
         self._document = None
+
+    def pass_state(self, number: int) -> dict[str, Any]:
+        """The beginning of pass `number` over the source, from anywhere."""
+        return {"order": self._order.pass_state(number), "offset": 0}
 
     def state(self) -> dict[str, Any]:
         """Where the next row begins, as JSON."""
@@ -167,6 +175,10 @@ class RowShuffle:
         self._before = self._packer.state()
         self._place, self._number = (state["place"], state["window"]) if state else (0, 0)
         self._window = None
+
+    def pass_state(self, number: int) -> dict[str, Any]:
+        """The beginning of pass `number` over the source, from anywhere; its windows of rows count on from `number`."""
+        return {"packer": self._packer.pass_state(number), "place": 0, "window": number}
 
     def state(self) -> dict[str, Any]:
         """Where the next row is, as JSON."""

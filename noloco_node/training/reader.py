@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from threading import Lock
+from concurrent.futures import CancelledError
+from threading import Event, Lock
 from typing import Any
 
 import numpy as np
@@ -40,24 +41,34 @@ def shard_of(settings: TrainingSettings, document: int) -> int:
 
 
 class MicroBatchReader:
-    """Reads numbers in rising order at full speed; any other number is reached from the nearest position kept."""
+    """Reads numbers in rising order at full speed; any other number is reached from the nearest position kept.
 
-    def __init__(self, packer: RowPacker | RowShuffle, *, origin: int, rows: int) -> None:
+    A number further ahead than `limits.READ_THROUGH_MAX` is not read through to: micro-batch n then begins pass number
+    n over the data (`pass_state(n)`), the same for whoever jumps to the same n, and within one window's reading. What
+    lies before the jump belongs to another chain of positions and is forgotten. A position that `state` names is gone
+    on from exactly, however far it is behind. `cancel` may come from any thread: reading ends with CancelledError.
+    """
+
+    def __init__(
+        self, packer: RowPacker | RowShuffle, *, origin: int, rows: int, cancelled: Event | None = None
+    ) -> None:
         self._packer = packer
         self._origin = origin
         self._rows = rows
         self._next = 0
-        self._positions: dict[int, dict[str, Any]] = {0: packer.state()}  # by number, rising
+        self._positions: dict[int, dict[str, Any]] = {0: packer.pass_state(0)}  # of one chain, by number, rising
+        self._read_to = 0  # the chain is known to lead to here without a jump
         self._reading = Lock()
         self._keeping = Lock()
+        self._cancelled = cancelled or Event()
 
     def open(self) -> None:
-        """Find the first document now, so that missing data is said at the start. Raises BadData."""
+        """Find the first document now, so that missing data is said at the start. Raises BadData, CancelledError."""
         with self._reading:
             self._packer.open()
 
     def read(self, n: int) -> MicroBatch:
-        """Micro-batch `n`; its schedule position is 0 until its sender sets it. Raises BadData."""
+        """Micro-batch `n`; its schedule position is 0 until its sender sets it. Raises BadData, CancelledError."""
         with self._reading:
             if n != self._next:
                 self._go_to(n)
@@ -66,31 +77,51 @@ class MicroBatchReader:
     def state(self, n: int) -> dict[str, Any]:
         """What `resume` needs to go on with micro-batch `n`: the nearest position kept at or before it, as JSON."""
         with self._keeping:
-            number = self._nearest(n)
-            return {"n": number, "stream": self._positions[number]}
+            number, position = self._nearest(n)
+            read_to = min(n, self._read_to) if number in self._positions else 0
+            return {"n": number, "stream": position, "read_to": max(number, read_to)}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go to a position of an earlier process."""
         with self._reading:
-            self._keep(state["n"], state["stream"])
-            self._packer.resume(state["stream"])
-            self._next = state["n"]
+            self._begin_chain(state["n"], state["stream"], state.get("read_to", state["n"]))
+
+    def cancel(self) -> None:
+        """End a read under way soon, and every later one at once. Waits for nothing."""
+        self._cancelled.set()
 
     def close(self) -> None:
+        """Waits for a read under way: `cancel` it first, and call this where reads are made."""
+        self.cancel()
         with self._reading:
             self._packer.close()
 
     def _go_to(self, n: int) -> None:
         with self._keeping:
-            start = self._nearest(n)
-            position = self._positions[start]
-        if not start <= self._next < n:
+            number, position = self._nearest(n)
+            read_to = self._read_to if number in self._positions else 0
+        is_on_the_way = number <= self._next < n
+        if n > max(read_to, (self._next if is_on_the_way else number) + limits.READ_THROUGH_MAX):
+            self._begin_chain(n, self._packer.pass_state(n), n)
+        elif number not in self._positions:
+            self._begin_chain(number, position, number)
+        elif not is_on_the_way:
             self._packer.resume(position)
-            self._next = start
+            self._next = number
         while self._next < n:
             self._read_next()
 
+    def _begin_chain(self, n: int, position: dict[str, Any], read_to: int) -> None:
+        """Only what is read from here on is reached from here."""
+        self._packer.resume(position)
+        self._next = n
+        with self._keeping:
+            self._positions = {n: position}
+            self._read_to = read_to
+
     def _read_next(self) -> Rows:
+        if self._cancelled.is_set():
+            raise CancelledError
         rows = self._packer.read(self._rows)
         self._next += 1
         self._keep(self._next, self._packer.state())
@@ -98,15 +129,18 @@ class MicroBatchReader:
 
     def _keep(self, n: int, position: dict[str, Any]) -> None:
         with self._keeping:
+            self._read_to = max(self._read_to, n)
             self._positions.pop(n, None)
             self._positions[n] = position
             numbers = sorted(self._positions)
             if len(numbers) > limits.READER_STATES_KEPT:
-                del self._positions[numbers[1]]  # the very beginning stays: every number can be reached from it
+                del self._positions[numbers[1]]  # the chain's beginning stays: all of it can be reached from there
 
-    def _nearest(self, n: int) -> int:
+    def _nearest(self, n: int) -> tuple[int, dict[str, Any]]:
+        """The last position kept at or before `n`; before the chain that is the run's very beginning."""
         numbers = sorted(self._positions)
-        return numbers[bisect_right(numbers, n) - 1]
+        place = bisect_right(numbers, n)
+        return (numbers[place - 1], self._positions[numbers[place - 1]]) if place else (0, self._packer.pass_state(0))
 
     def _micro_batch(self, n: int, rows: Rows) -> MicroBatch:
         return MicroBatch(
@@ -117,15 +151,19 @@ class MicroBatchReader:
 def build_reader(settings: TrainingSettings, origin: int) -> MicroBatchReader:
     """The reader of stage-0 replica `origin`. Raises BadData, and BadModel when the vocabularies do not fit."""
     encoder = _encoder(settings)
+    cancelled = Event()
 
     def own(document: int) -> bool:
+        """Asked for every document: where a long search can be ended."""
+        if cancelled.is_set():
+            raise CancelledError
         return not is_held_out(settings, document) and shard_of(settings, document) == origin
 
     source = build_source(settings.data, own)
     order = DocumentOrder(source, seed=settings.seed, shard=origin, window=settings.data.shuffle_window)
     packer = RowPacker(order, encoder, settings.sequence_length)
     rows = RowShuffle(packer, seed=settings.seed, shard=origin, window=settings.data.row_window)
-    return MicroBatchReader(rows, origin=origin, rows=settings.micro_batch_size)
+    return MicroBatchReader(rows, origin=origin, rows=settings.micro_batch_size, cancelled=cancelled)
 
 
 def held_out_rows(settings: TrainingSettings, rows_max: int) -> Iterator[Rows]:

@@ -164,10 +164,23 @@ class StageTrainer:
     def release_exchange(self, outer_step: int) -> None:
         self.outer.release(outer_step)
 
-    def close(self) -> None:
-        self._graphs.forget_all()
+    def cancel_reading(self) -> None:
+        """End a read under way soon. From any thread; waits for nothing."""
+        if self.reader is not None:
+            self.reader.cancel()
+
+    def close_reader(self) -> None:
+        """On the thread that reads, if there is one: it may have to wait for a read."""
         if self.reader is not None:
             self.reader.close()
+
+    def forget_all(self) -> None:
+        self._graphs.forget_all()
+
+    def close(self) -> None:
+        """All of it, where everything runs on one thread."""
+        self.forget_all()
+        self.close_reader()
 
     # --- parts ------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ import torch
 
 from noloco_node.core.types import Seat
 from noloco_node.errors import BadCheckpoint, BadData, DeviceFailed, LocalProtocolError
+from noloco_node.training import lane as lane_module
 from noloco_node.training.initialisation import stage_hash
 from noloco_node.training.lane import TrainingLane
 from noloco_node.training.settings import TrainerPlace
+from noloco_node.training.trainer import build_trainer
 
 
 @pytest.fixture
@@ -119,3 +121,46 @@ async def test_close_ends_every_thread(settings, tmp_path):
     assert {thread.name for thread in set(threading.enumerate()) - before} >= {"noloco-train_0", "noloco-read_0"}
     await made.close()
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("noloco")]
+
+
+async def test_close_cuts_a_long_read_short_and_does_not_wait_for_it_on_the_device(settings, tmp_path):
+    made = TrainingLane(settings, TrainerPlace(Seat(0, 0), "cpu", tmp_path))
+    await made.initialise()
+    reader, begun, go_on = made._trainer.reader, threading.Event(), threading.Event()
+    read_on = reader._packer.read
+
+    def slow(rows: int) -> object:
+        begun.set()
+        go_on.wait(5)
+        return read_on(rows)
+
+    reader._packer.read = slow
+    draw = asyncio.ensure_future(made.draw(400))
+    await asyncio.to_thread(begun.wait, 5)
+    closing = asyncio.ensure_future(made.close())
+    await asyncio.wait_for(made._run(lambda: None), 2)  # behind what `close` runs on the device, which is free
+    go_on.set()
+    await asyncio.wait_for(closing, 5)
+    with pytest.raises(asyncio.CancelledError):
+        await draw
+    assert reader._next < 10
+
+
+async def test_lane_closed_while_it_is_built_opens_no_data(settings, tmp_path, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow_build(*arguments: object) -> object:
+        begun.set()
+        go_on.wait(5)
+        return build_trainer(*arguments)
+
+    monkeypatch.setattr(lane_module, "build_trainer", slow_build)
+    made = TrainingLane(settings, TrainerPlace(Seat(0, 0), "cpu", tmp_path))
+    starting = asyncio.ensure_future(made.initialise())
+    await asyncio.to_thread(begun.wait, 5)
+    closing = asyncio.ensure_future(made.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(closing, 5)
+    with pytest.raises(asyncio.CancelledError):
+        await starting

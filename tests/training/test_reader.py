@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from concurrent.futures import CancelledError
 from dataclasses import replace
 
 import datasets
@@ -10,7 +11,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from noloco_node.core import limits
 from noloco_node.errors import BadData, BadModel
+from noloco_node.training import reader as reader_module
 from noloco_node.training.reader import build_reader, held_out_rows, is_held_out, shard_of
 from noloco_node.training.settings import DataSettings, TokenizerSettings
 from noloco_node.training.tokenizer import BYTE_VOCABULARY
@@ -127,6 +130,77 @@ def test_any_number_can_be_read_from_any_other(settings):
     expected = [parts_of(fresh.read(n)) for n in range(60)]
     for n in (5, 6, 50, 2, 2, 59, 0, 30):
         assert parts_of(reader.read(n)) == expected[n]
+
+
+@pytest.fixture
+def near(monkeypatch) -> None:
+    """Jumps of more than 20 begin a new pass; 8 positions are kept."""
+    monkeypatch.setattr(limits, "READ_THROUGH_MAX", 20)
+    monkeypatch.setattr(limits, "READER_STATES_KEPT", 8)
+
+
+def test_far_jump_begins_within_one_window(settings, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(reader_module, "is_held_out", lambda s, n: asked.append(n) or False)
+    reader = build_reader(settings, 0)
+    assert reader.read(limits.READ_THROUGH_MAX + 1).id.n == limits.READ_THROUGH_MAX + 1
+    assert max(asked) <= 2 * settings.data.shuffle_window
+    reader.close()
+
+
+def test_all_who_jump_to_the_same_number_read_the_same_from_there(settings, near):
+    fresh, busy, beyond, other = (build_reader(settings, 0) for _ in range(4))
+    expected = [parts_of(fresh.read(n)) for n in range(300, 320)]
+    for n in range(50):
+        busy.read(n)
+    beyond.read(400)
+    assert [parts_of(busy.read(n)) for n in range(300, 320)] == expected
+    assert [parts_of(beyond.read(n)) for n in range(300, 320)] == expected
+    assert parts_of(other.read(301)) != expected[1]
+
+
+def test_reader_that_jumped_is_resumed_exactly_from_every_number(settings, near):
+    """Also from one so far behind that only the beginning of the pass is kept, and from one not read yet."""
+    shuffled = replace(settings, data=replace(settings.data, row_window=16))
+    straight = build_reader(shuffled, 0)
+    not_read_yet = json.loads(json.dumps(straight.state(100)))
+    expected = {n: parts_of(straight.read(n)) for n in range(100, 200)}
+    states = {n: json.loads(json.dumps(straight.state(n))) for n in range(100, 200)}
+    assert (states[150]["n"], states[199]["n"]) == (100, 199)
+    for n in (100, 101, 121, 150, 192, 193, 197):
+        fresh = build_reader(shuffled, 0)
+        fresh.resume(states[n])
+        again = json.loads(json.dumps(fresh.state(n)))  # a second stop before anything is read
+        assert [parts_of(fresh.read(n + ahead)) for ahead in range(3)] == [expected[n + ahead] for ahead in range(3)]
+        fresh.resume(again)
+        assert parts_of(fresh.read(n)) == expected[n]
+    fresh.resume(not_read_yet)
+    assert parts_of(fresh.read(100)) == expected[100]
+
+
+def test_number_before_the_jump_is_read_from_the_beginning(settings, near):
+    plain, jumped = build_reader(settings, 0), build_reader(settings, 0)
+    expected = [parts_of(plain.read(n)) for n in range(12)]
+    jumped.read(300)
+    assert jumped.state(5)["n"] == 0
+    assert [parts_of(jumped.read(n)) for n in (5, 6, 11, 2)] == [expected[n] for n in (5, 6, 11, 2)]
+
+
+def test_cancelled_reader_ends_in_the_middle_of_its_search(settings, monkeypatch):
+    reader, asked = build_reader(settings, 0), []
+
+    def held_out(of_run: object, document: int) -> bool:
+        asked.append(document)
+        if document == 30:
+            reader.cancel()
+        return True
+
+    monkeypatch.setattr(reader_module, "is_held_out", held_out)
+    with pytest.raises(CancelledError):
+        reader.read(0)
+    assert asked == list(range(31))
+    with pytest.raises(CancelledError):
+        reader.read(0)
 
 
 @pytest.mark.parametrize("source", ["text", "jsonl", "parquet"])
