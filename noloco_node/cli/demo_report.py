@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,17 @@ class Histories:
         """Closed outer steps of all seats together, by outcome."""
         found = [line["outcome"] for lines in self.of_kind("outer").values() for line in lines]
         return {name: found.count(name) for name in ("paired", "solo")}
+
+    def unpaired(self) -> int:
+        """Outer steps closed solo by a replica that had a partner drawn: with an odd number one of a stage rests."""
+        replicas = Counter(seat.stage for seat in self.lines)
+        solo = Counter(
+            (seat.stage, line["outer_step"])
+            for seat, lines in self.of_kind("outer").items()
+            for line in lines
+            if line["outcome"] == "solo"
+        )
+        return sum(max(0, count - replicas[stage] % 2) for (stage, _), count in solo.items())
 
     def tokens_total(self) -> int:
         """Tokens trained on: those of stage 0, where each is counted once."""
@@ -72,6 +84,7 @@ def summary(spec: RunSpec, histories: Histories, folders: list[Path], out_dir: P
         "replica_perplexities": {str(replica): found.perplexity for replica, found in report.paths.items()},
         "held_out_tokens": report.average.tokens,
         "outer_steps": histories.outcomes(),
+        "unpaired": histories.unpaired(),
         "outer_steps_per_seat": spec.outer.total_outer_steps,
         "tokens_total": tokens,
         "training_s": round(seconds, 3),

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from noloco_node.errors import NolocoError, SwarmUnreachable
 START_TIMEOUT_S = 120.0
 STATUS_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 30.0
+STALL_S = 180.0  # no node moves on for so long: the swarm hangs
 PR_SET_PDEATHSIG = 1
 RUN_FILE = "node.json"  # written by a running node: pid, peer, addresses, url
 
@@ -174,15 +175,42 @@ def _ended_early(node: LocalNode) -> NolocoError:
     )
 
 
-def wait_for_end(swarm: LocalSwarm, each: Any, interval_s: float = 0.5) -> None:
-    """Call `each()` until all nodes ended. Raises NolocoError when one fails."""
+def wait_for_end(
+    swarm: LocalSwarm,
+    each: Callable[[list[dict[str, Any]]], object],
+    interval_s: float = 0.5,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Call `each(statuses)` until all nodes ended. Raises NolocoError when one fails or none moves any more."""
+    seen, moved_s = _progress(swarm), clock()
     while swarm.running:
-        each()
+        each(swarm.poll())
         broken = swarm.failed()
         if broken is not None:
             raise NolocoError(
                 f"node {broken.seat} ended with exit code {broken.process.returncode}: {broken.last_words()}",
                 f"its log is {broken.folder / 'node.log'}",
             )
+        if (now := _progress(swarm)) != seen:
+            seen, moved_s = now, clock()
+        elif clock() >= moved_s + STALL_S:
+            stalled = _stalled(swarm)
+            swarm.stop()
+            raise stalled
         time.sleep(interval_s)
-    each()
+    each(swarm.poll())
+
+
+def _progress(swarm: LocalSwarm) -> list[tuple[Any, ...]]:
+    """What changes while a swarm is alive."""
+    shown = ("phase", "outer_step", "inner_step")
+    return [(node.process.poll(), *(node.status.get(name) for name in shown)) for node in swarm.nodes]
+
+
+def _stalled(swarm: LocalSwarm) -> NolocoError:
+    stood = "; ".join(
+        f"node {node.seat} in phase {node.status.get('phase', 'unknown')} at step {node.status.get('outer_step', '?')}."
+        f"{node.status.get('inner_step', '?')}, waiting for {node.status.get('waits_for') or 'nothing it knows of'}"
+        for node in swarm.running
+    )
+    return NolocoError(f"nothing moved for {STALL_S:.0f} s: {stood}", f"the logs are {swarm.data_dir}/node-*/node.log")

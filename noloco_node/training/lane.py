@@ -110,7 +110,7 @@ class TrainingLane:
         self._is_closing = True
         if self._trainer is not None:
             self._trainer.cancel_reading()
-        await self._run(lambda: self._trainer and self._trainer.forget_all())
+        await self._run(self._forget_all)
         if self._trainer is not None:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._trainer.close_reader)
         for threads in (self._device, self._reader, self._writer):
@@ -130,6 +130,10 @@ class TrainingLane:
         if self._trainer is None:
             raise LocalProtocolError("the stage is not built yet: initialise or load first")
         return self._trainer
+
+    def _forget_all(self) -> None:
+        if self._trainer is not None:
+            self._trainer.forget_all()
 
     def _set_threads(self) -> None:
         """OpenMP keeps the number per thread, so it is set on the thread that computes."""
