@@ -277,6 +277,9 @@ class Driver:
     # --- state ------------------------------------------------------------------------------------
 
     async def _trainer_of(self, seat: Seat) -> Trainer:
+        """The seat's trainer, for a state that is loaded anew: what was under way before is forgotten."""
+        self.micro_batches.forget_all()
+        self.exchanges.forget_all()
         if self.trainer is None or self._seat != seat:
             if self.trainer is not None:
                 await self.trainer.close()
@@ -325,8 +328,9 @@ class Driver:
 
     async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
         notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
+        trainer = self.device
         try:
-            written = await self.device.save_checkpoint(
+            written = await trainer.save_checkpoint(
                 outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
             )
         except FloatingPointError as error:  # a state that is not finite is never kept
@@ -336,7 +340,8 @@ class Driver:
         self._written = asyncio.ensure_future(written)
         self.feed(ev.StateCopied())
         await asyncio.shield(self._written)  # the node may leave meanwhile; the file is finished all the same
-        self.feed(ev.CheckpointSaved(effect.outer_step))
+        if self.trainer is trainer:  # else it is another seat's by now
+            self.feed(ev.CheckpointSaved(effect.outer_step))
 
     async def _run_inner_step(self, effect: do.RunInnerStep) -> None:
         result = await self.device.inner_step(tokens=effect.tokens, position=effect.position)

@@ -21,6 +21,7 @@ class ExchangeLane:
         self._boundaries: dict[int, Boundary] = {}
         self.partner_tensors: dict[int, memoryview] = {}
         self.answers: dict[int, OfferAnswer] = {}
+        self._generation = 0  # of states: what was begun in an earlier one is not heard any more
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
         run = self._driver.as_task
@@ -38,8 +39,17 @@ class ExchangeLane:
             do.CloseExchange: self._close,
         }
 
+    def forget_all(self) -> None:
+        """Another seat, or its state loaded anew: the tensors of before are void. The trainer frees its own copies."""
+        self._generation += 1
+        self._boundaries.clear()
+        self.partner_tensors.clear()
+
     async def _take_boundary(self, effect: do.TakeBoundary) -> None:
+        generation = self._generation
         boundary = await self._driver.device.take_boundary(effect.outer_step)
+        if generation != self._generation:
+            return
         self._boundaries[effect.outer_step] = boundary
         self._driver.feed(
             ev.BoundaryTaken(effect.outer_step, boundary.tensor.nbytes, boundary.digest, boundary.shape_hash)
@@ -75,16 +85,23 @@ class ExchangeLane:
         tensor = self.partner_tensors.get(effect.outer_step)
         if tensor is None:
             return
+        generation = self._generation
         verdict = await self._driver.device.verify(effect.outer_step, tensor)
+        if generation != self._generation:
+            return
         if verdict.reason:
             self._driver.feed(ev.TensorRefused(effect.outer_step, verdict.reason))
         else:
             self._driver.feed(ev.TensorVerified(effect.outer_step, verdict.norm, verdict.spread))
 
     async def _add_correction(self, effect: do.AddCorrection) -> None:
-        await self._driver.device.add_correction(effect.outer_step)
-        await self._driver.device.release_exchange(effect.outer_step)
-        self._driver.feed(ev.CorrectionAdded(effect.outer_step))
+        device, generation = self._driver.device, self._generation
+        await device.add_correction(effect.outer_step)
+        if generation != self._generation:  # released with everything else
+            return
+        await device.release_exchange(effect.outer_step)
+        if generation == self._generation:
+            self._driver.feed(ev.CorrectionAdded(effect.outer_step))
 
     async def _drop_correction(self, effect: do.DropCorrection) -> None:
         await self._driver.device.drop_correction(effect.outer_step)

@@ -44,6 +44,7 @@ class MicroBatchLane:
         self._visits: dict[int, Visit] = {}
         self._calls = itertools.count(1)
         self._arriving: int | None = None  # the call that `receive` is handing to the machine
+        self._generation = 0  # of states: what was begun in an earlier one is not heard any more
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
         run = self._driver.as_task
@@ -60,13 +61,26 @@ class MicroBatchLane:
             do.ForgetMicroBatch: self._forget,
         }
 
+    def forget_all(self) -> None:
+        """Another seat, or its state loaded anew: nothing of before is answered, kept or told to the machine."""
+        self._generation += 1
+        visits, self._visits = self._visits, {}
+        for visit in visits.values():
+            if visit.hop is not None:
+                visit.hop.cancel()
+            if visit.answer is not None and not visit.answer.done():
+                visit.answer.set_exception(HopDropped("given up with the seat"))
+
     # --- in ---------------------------------------------------------------------------------------
 
     async def _draw(self, effect: do.DrawMicroBatch) -> None:
         trainer = self._driver.trainer
         if trainer is None:
             return
+        generation = self._generation
         batch = await trainer.draw(effect.n)
+        if generation != self._generation:
+            return
         call = next(self._calls)
         self._visits[call] = Visit(batch)
         self._driver.feed(ev.MicroBatchDrawn(call, effect.n, count_tokens(batch.labels)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from driver_bench import ME, PEER, SEAT, THERE, THIRD, WALL_MS, Bench, record_of
+from driver_bench import ME, PEER, SEAT, THERE, THIRD, WALL_MS, Bench, BenchTrainer, record_of
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
@@ -209,6 +209,18 @@ async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: B
     assert [call[1] for call in bench.trainer.done("load_state_file")] == [b"bad", b"good"]
     assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
     assert [bench.driver.doorkeeper._strikes(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
+
+
+async def test_checkpoint_of_a_seat_held_before_is_not_taken_for_one_of_this_seat(bench: Bench) -> None:
+    await bench.tell(do.InitialiseState(SEAT))
+    written: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+    bench.trainer.answers["save_checkpoint"] = written
+    await bench.tell(SAVE)
+    bench.trainer = BenchTrainer()
+    await bench.tell(do.InitialiseState(THERE))
+    written.set_result(Path("checkpoint"))
+    await bench.settle()
+    assert bench.machine.of(ev.CheckpointSaved) == []
 
 
 # --- seats and records ----------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Outer steps through the driver: offers answered at once, tensors kept exactly as long as the step is open."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -110,3 +111,40 @@ async def test_closed_step_frees_the_tensors_and_a_solo_one_the_trainers_copy_to
 async def test_correction_of_a_step_that_closed_solo_is_dropped(bench: Bench) -> None:
     await bench.tell(do.DropCorrection(K))
     assert bench.trainer.done("drop_correction") == [("drop_correction", K)]
+
+
+# --- the seat is lost -----------------------------------------------------------------------------
+
+
+async def test_tensors_of_a_lost_seat_are_freed_when_a_state_is_loaded_anew(bench: Bench) -> None:
+    await bench.tell(do.TakeBoundary(K))
+    bench.driver.tensor_received(PEER, K, memoryview(b"y" * 16))
+    await bench.tell(do.InitialiseState(SEAT))
+    await bench.tell(do.StreamTensor(K, PEER, 0), do.VerifyTensor(K))
+    assert told(bench, "stream") == []
+    assert bench.trainer.done("verify") == []
+
+
+@pytest.mark.parametrize(
+    ("job", "effect"),
+    [("take_boundary", do.TakeBoundary(K)), ("verify", do.VerifyTensor(K)), ("release_exchange", do.AddCorrection(K))],
+)
+async def test_job_that_ends_after_the_state_was_loaded_anew_is_not_heard(
+    bench: Bench, job: str, effect: do.Effect
+) -> None:
+    """The next plan would take its end for that of its own job."""
+    go_on, plain = asyncio.Event(), getattr(bench.trainer, job)
+
+    async def slow(*arguments: Any) -> Any:
+        await go_on.wait()
+        return await plain(*arguments)
+
+    setattr(bench.trainer, job, slow)
+    bench.driver.tensor_received(PEER, K, memoryview(b"y" * 16))
+    await bench.tell(effect)
+    await bench.tell(do.InitialiseState(SEAT))
+    go_on.set()
+    await bench.settle()
+    assert [type(event) for event in bench.machine.heard][-1] is ev.StateLoaded
+    await bench.tell(do.StreamTensor(K, PEER, 0))
+    assert told(bench, "stream") == []

@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from driver_bench import PEER, THERE, Bench, floats, ints, micro_batch
+from driver_bench import PEER, SEAT, THERE, Bench, floats, ints, micro_batch
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.types import MicroBatchId
 from noloco_node.driver.micro_batch_lane import count_tokens
 from noloco_node.errors import HopBusy, HopDropped, PeerLost, RemoteProtocolError
-from noloco_node.ports import HopAnswer
+from noloco_node.ports import HopAnswer, MicroBatch
 
 
 def arrive(bench: Bench, n: int = 0) -> asyncio.Future[HopAnswer] | None:
@@ -178,3 +178,36 @@ async def test_own_micro_batch_is_drawn_and_counted_here(bench: Bench) -> None:
     await bench.tell(do.DrawMicroBatch(3))
     (drawn,) = bench.machine.of(ev.MicroBatchDrawn)
     assert (drawn.n, drawn.tokens) == (3, 1)
+
+
+# --- the seat is lost -----------------------------------------------------------------------------
+
+
+async def test_draw_that_ends_after_the_state_was_loaded_anew_is_dropped(bench: Bench) -> None:
+    """The next flow would take it for its own."""
+    drawn: asyncio.Future[MicroBatch] = asyncio.get_running_loop().create_future()
+
+    async def slow_draw(n: int) -> MicroBatch:
+        return await drawn
+
+    bench.trainer.draw = slow_draw  # type: ignore[method-assign]
+    await bench.tell(do.DrawMicroBatch(3))
+    await bench.tell(do.InitialiseState(SEAT))
+    drawn.set_result(micro_batch(3))
+    await bench.settle()
+    assert bench.machine.of(ev.MicroBatchDrawn) == []
+    assert bench.driver.micro_batches._visits == {}
+
+
+async def test_what_is_left_of_a_lost_seat_is_given_up_when_a_state_is_loaded_anew(bench: Bench) -> None:
+    await sent_on(bench, None)
+    await bench.tell(do.DrawMicroBatch(0))
+    answers = [visit.answer for visit in bench.driver.micro_batches._visits.values()]
+    assert (len(answers), answers.count(None)) == (2, 1)
+    await bench.tell(do.LoadCheckpoint(SEAT))
+    assert bench.driver.micro_batches._visits == {}
+    assert bench.network.cancelled == [PEER]
+    for answer in filter(None, answers):
+        with pytest.raises(HopDropped):
+            await answer
+    await bench.end()
