@@ -25,7 +25,10 @@ MEANINGS = {
     ExitCode.TARGET_MISSED: "The run ended, but did not reach what it was asked for.",
     ExitCode.SWARM_UNREACHABLE: "The command needed a running node or swarm, and none answered.",
     ExitCode.TRAINING_STALLED: "The training thread made no progress.",
-    ExitCode.INTERRUPTED: "Interrupted: a second signal, Ctrl-C in a short command, or the grace time of a stop ended before the checkpoint was on disk.",
+    ExitCode.INTERRUPTED: (
+        "Interrupted: a second signal, Ctrl-C in a short command, or the grace time of a stop ended before the "
+        "checkpoint was on disk."
+    ),
 }
 HEAD = """# Exit codes of noloco-node
 

@@ -148,32 +148,40 @@ class Guest:
         raise SwarmUnreachable(f"no peer answers: {faults[0]}", ADVICE)
 
     async def donors(self, patience_s: float) -> list[SeatRecord]:
-        """The holders of all seats that announce a checkpoint, as soon as every stage has one of them."""
-        deadline_s = time.monotonic() + patience_s
+        """The holders of all seats that announce a checkpoint, at least one of each stage.
+
+        A checkpoint is announced with the next renewal of the record: holders that have none yet are waited for so
+        long.
+        """
+        begun_s = time.monotonic()
         while True:
-            found = await self._holders()
+            holders = await self._holders()
+            found = [record for record in holders if record.checkpoint_step >= 1]
             stages = {record.seat.stage for record in found}
-            if len(stages) == self.spec.swarm.num_stages:
+            waited_s = time.monotonic() - begun_s
+            is_covered = len(stages) == self.spec.swarm.num_stages
+            if is_covered and (len(found) == len(holders) or waited_s >= self.spec.timing.renew_s + LOOK_PAUSE_S):
                 return found
-            if time.monotonic() >= deadline_s:
+            if not is_covered and waited_s >= patience_s:
                 _check_stages(self.spec, stages, "announces a checkpoint")
             await asyncio.sleep(LOOK_PAUSE_S)
 
     async def _holders(self) -> list[SeatRecord]:
+        """The live holder of every seat that has one, with a checkpoint or not."""
         swarm = self.spec.swarm
         seats = [Seat(stage, replica) for replica in range(swarm.num_replicas) for stage in range(swarm.num_stages)]
         found = await asyncio.gather(*(self._holder(seat) for seat in seats))
         return [record for record in found if record is not None]
 
     async def _holder(self, seat: Seat) -> SeatRecord | None:
-        """Of those who announce a checkpoint of the seat the one with the oldest claim."""
+        """Of those who announce a checkpoint of the seat (or of all, if none does) the one with the oldest claim."""
         async with self._reads:
             try:
                 records = await self.discovery.read(seat)
             except PeerLost:
                 return None
-        giving = [r for r in records if r.state is not SeatState.LEAVING and r.checkpoint_step >= 1]
-        return min(giving, key=lambda record: record.claim, default=None)
+        live = [record for record in records if record.state is not SeatState.LEAVING]
+        return min(live, key=lambda record: (record.checkpoint_step < 1, record.claim), default=None)
 
     async def fetch(self, record: SeatRecord, folder: Path, turn: asyncio.Semaphore) -> Path | None:
         """The seat's file, or None when its holder gave none after TRIES_MAX tries."""
