@@ -1,7 +1,7 @@
 """What to do now: outputs of the state machine. Imperative, frozen; the driver carries them out in order.
 
 An effect's end is the next event (named in each docstring). At most one job for the training thread is out at a
-time (`DEVICE_JOBS`), so the machine alone decides what the device does next.
+time (those marked "Device job"), so the machine alone decides what the device does next.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class DropGraph:
 
 @dataclass(frozen=True, slots=True)
 class ReturnGradient:
-    """Answer the hop with the input gradient; also remember it for replays."""
+    """Answer the hop with the input gradient. `replayed`: computed again, not added here a second time."""
 
     call: int
     loss_sum: float
@@ -296,5 +296,3 @@ Effect = (
     | DropCorrection
     | CloseExchange
 )
-
-DEVICE_JOBS = (RunForward, RunBackward, RunInnerStep, TakeBoundary, AddCorrection, SaveCheckpoint)

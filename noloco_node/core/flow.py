@@ -50,7 +50,7 @@ class Accounts:
 
 @dataclass(slots=True)
 class MicroBatchFlow:
-    """Micro-batches of one replica. `seat` and `data_next` are set when the state is loaded (`begin`)."""
+    """Micro-batches of one replica, made anew whenever a state is loaded. `data_next`: the first number it draws."""
 
     settings: Settings
     seat: Seat

@@ -52,7 +52,6 @@ class StepTotals:
     done: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
-    loss_tokens: int = 0
 
     positions: tuple[int, ...] = ()
 
@@ -183,7 +182,6 @@ class StepGate:
         totals.done += 1
         totals.tokens += work.tokens
         totals.loss_sum += work.loss_sum
-        totals.loss_tokens += work.loss_tokens
         totals.positions += (work.position,)
 
     def remove(self, work: Work) -> None:
