@@ -58,6 +58,7 @@ class Agreement:
         self._asked: set[Seat] = set()  # other than the drawn partner
         self._refused: set[tuple[Seat, PeerId]] = set()
         self._pauses: dict[Seat, float] = {}  # seat -> not before
+        self._tries = 0  # OFFERs of this phase that heard LATER or nothing
         self._drawn: dict[tuple[int, int], int | None] = {}
         self._wake: float | None = None
 
@@ -68,8 +69,13 @@ class Agreement:
 
     @property
     def awaits_answer(self) -> bool:
-        """An OFFER for the running outer step is out: AGREED may be on its way. A call ends within its deadline."""
-        return self._out is not None and self._step not in self._made
+        """AGREED for the running outer step may be on its way: an OFFER is out, or a first one broke and is due again.
+
+        Bounded: a call ends within its deadline, and OFFER_TRIES_MAX tries without an answer that counts are enough.
+        """
+        if self._step in self._made:
+            return False
+        return self._out is not None or (self._wake is not None and self._tries < limits.OFFER_TRIES_MAX)
 
     def partner_of(self, outer_step: int) -> Agreed | None:
         return self._made.get(outer_step)
@@ -109,7 +115,7 @@ class Agreement:
         self._offering, self._out, self._wake = False, None, None
         self._made = {step: agreed for step, agreed in self._made.items() if step >= self._step - 1}
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[0] >= self._step}
-        self._asked, self._refused, self._pauses = set(), set(), {}
+        self._asked, self._refused, self._pauses, self._tries = set(), set(), {}, 0
 
     def _offer(self, view: View, now: float) -> list[Effect]:
         """The next OFFER, if none is out and one is due; else `_wake` says when to look again."""
@@ -166,6 +172,7 @@ class Agreement:
             self._refused.add((offer.receiver, peer))
         else:
             self._pauses[offer.receiver] = now + limits.OFFER_RETRY_S
+            self._tries += 1
 
     # --- offers of others -------------------------------------------------------------------------
 

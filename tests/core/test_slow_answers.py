@@ -7,6 +7,7 @@ from virtual_swarm import HOP_S, VirtualNode, VirtualSwarm
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core import limits
 from noloco_node.core.types import Clock, Outcome, Settings
 
 SLOW_S = 8.0  # an inner phase takes 2.5 s
@@ -65,3 +66,40 @@ def test_partner_that_dies_under_way_costs_one_answer_and_no_more() -> None:
     assert swarm.nodes[0].left is not None
     assert swarm.nodes[0].left.reason == "finished"
     assert [closed.outcome for closed in swarm.nodes[0].closed] == [Outcome.SOLO] * 3
+
+
+def break_first_offers(node: VirtualNode, e: do.SendOffer) -> None:
+    """The call breaks at the end of the phase; the next one is answered at once."""
+    first = (node.peer, e.offer.outer_step) not in BROKEN
+    BROKEN.add((node.peer, e.offer.outer_step))
+    if first:
+        node.later(PHASE_S, ev.OfferAnswered(e.offer, None))
+    else:
+        VIRTUAL_OFFER(node, e)
+
+
+BROKEN: set[tuple[str, int]] = set()
+PHASE_S = 2.5
+VIRTUAL_OFFER = VirtualNode.do_SendOffer
+
+
+def test_a_boundary_waits_for_the_second_offer_when_the_first_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    BROKEN.clear()
+    monkeypatch.setattr(VirtualNode, "do_SendOffer", break_first_offers)
+    swarm = VirtualSwarm(SETTINGS)
+    swarm.run_to_end()
+    assert swarm.outcomes() == {Outcome.PAIRED: 6, Outcome.SOLO: 0}
+
+
+def test_offers_that_break_for_ever_hold_a_boundary_three_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers: list[tuple[str, int]] = []
+
+    def broken(node: VirtualNode, e: do.SendOffer) -> None:
+        offers.append((node.peer, e.offer.outer_step))
+        node.later(PHASE_S, ev.OfferAnswered(e.offer, None))
+
+    monkeypatch.setattr(VirtualNode, "do_SendOffer", broken)
+    swarm = VirtualSwarm(SETTINGS)
+    swarm.run_to_end()
+    assert swarm.outcomes() == {Outcome.PAIRED: 0, Outcome.SOLO: 6}
+    assert max(map(offers.count, offers)) == limits.OFFER_TRIES_MAX

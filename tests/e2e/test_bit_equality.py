@@ -54,9 +54,10 @@ def test_weights_and_momentum_are_bit_equal_to_the_reference(finished: Watched, 
 
 def test_every_outer_step_is_paired_with_the_drawn_partner(finished: Watched, reference: ReferenceSwarm) -> None:
     for seat in reference.seats:
-        closed = [(e["outer_step"], e["outcome"], e["partner"]) for e in finished.history(seat, "outer")]
+        history = finished.history(seat, "outer")
+        closed = [(e["outer_step"], e["outcome"], e["partner"]) for e in history]
         steps = range(finished.spec.outer.total_outer_steps)
-        assert closed == [(k, Outcome.PAIRED, str(reference.partner(seat, k))) for k in steps], seat
+        assert closed == [(k, Outcome.PAIRED, str(reference.partner(seat, k))) for k in steps], (seat, history)
 
 
 def test_nothing_stays_behind(finished: Watched) -> None:
