@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,6 +105,7 @@ class LoadedState:
     outer_step: int
     inner_step: int
     data_next: int
+    notes: dict[str, Any] = field(default_factory=dict)  # as given to `save_checkpoint`; empty for a donor's state
 
 
 class Trainer(Protocol):

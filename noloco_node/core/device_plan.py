@@ -8,24 +8,15 @@ checkpoint that is due. Must not know: seats, peers, the end of a node beyond `s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from noloco_node.core import effects as do
 from noloco_node.core.effects import Effect
 from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.outer_clock import OuterClock
-from noloco_node.core.types import Admit, Outcome, Seat, Settings
+from noloco_node.core.types import Admit, Settings
 
 Job = Callable[[], list[Effect]]
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """How the newest outer step closed, until its checkpoint is on the way."""
-
-    outcome: Outcome | None = None
-    partner: Seat | None = None
 
 
 class DevicePlan:
@@ -45,7 +36,7 @@ class DevicePlan:
         self._desk = desk
         self._is_left_over = is_left_over
         self._job: Effect | None = None
-        self._closing: Closing | None = None
+        self._unsaved = False  # an outer step closed, its checkpoint is not on the way yet
         self._stopping = False
         self._now = 0.0
         self.is_saved_for_stop = False
@@ -53,11 +44,11 @@ class DevicePlan:
     @property
     def is_idle(self) -> bool:
         """No job is out and no closed step waits for its checkpoint."""
-        return self._job is None and self._closing is None
+        return self._job is None and not self._unsaved
 
     @property
     def is_unsaved(self) -> bool:
-        return self._closing is not None
+        return self._unsaved
 
     def done(self) -> None:
         """The job that was out has ended."""
@@ -65,9 +56,7 @@ class DevicePlan:
 
     def note(self, effects: list[Effect]) -> list[Effect]:
         """A step that closes is to be saved."""
-        for effect in effects:
-            if isinstance(effect, do.CloseExchange):
-                self._closing = Closing(effect.outcome, effect.partner)
+        self._unsaved |= any(isinstance(effect, do.CloseExchange) for effect in effects)
         return effects
 
     def next(self, now: float, *, stopping: bool) -> list[Effect]:
@@ -124,15 +113,13 @@ class DevicePlan:
     def _checkpoint(self) -> Job | None:
         """After each outer step, and once at a stop."""
         last = self._stopping and not self.is_saved_for_stop and not self._desk.is_open
-        return self._save if self._closing is not None or last else None
+        return self._save if self._unsaved or last else None
 
     def _save(self) -> list[Effect]:
-        closing, self._closing = self._closing or Closing(), None
+        self._unsaved = False
         self.is_saved_for_stop = self._stopping
         clock, position = self._clock, self._flow.data_position
-        return self._out(
-            do.SaveCheckpoint(clock.outer_step, clock.inner_step, position, closing.outcome, closing.partner)
-        )
+        return self._out(do.SaveCheckpoint(clock.outer_step, clock.inner_step, position, self._desk.last_outcome))
 
     # --- what uses them -----------------------------------------------------------------------------
 

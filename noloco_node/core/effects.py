@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, Outcome, PeerId, Seat, SeatState
+from noloco_node.core.types import (
+    ClosedStep,
+    ExchangeMessage,
+    MicroBatchId,
+    Offer,
+    OfferAnswer,
+    Outcome,
+    PeerId,
+    Seat,
+    SeatState,
+)
 
 # --- seats ----------------------------------------------------------------------------------------
 
@@ -61,14 +71,13 @@ class FetchState:
 class SaveCheckpoint:
     """Copy the state on the training thread, write it elsewhere. A device job. -> StateCopied, CheckpointSaved.
 
-    `outer_step` counts the closed outer steps, `inner_step` the optimizer steps since.
+    `outer_step` counts the closed outer steps, `inner_step` the optimizer steps since, `last` is the newest closed one.
     """
 
     outer_step: int
     inner_step: int
     data_next: int
-    outcome: Outcome | None
-    partner: Seat | None
+    last: ClosedStep | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, PeerId, Seat, SeatRecord
+from noloco_node.core.types import (
+    ClosedStep,
+    ExchangeMessage,
+    MicroBatchId,
+    Offer,
+    OfferAnswer,
+    PeerId,
+    Seat,
+    SeatRecord,
+)
 
 # --- life -----------------------------------------------------------------------------------------
 
@@ -40,6 +49,7 @@ class StateLoaded:
     inner_step: int
     data_next: int
     source: str  # seed | checkpoint | peer
+    last: ClosedStep | None = None  # of our own checkpoint: the newest outer step closed before it
 
 
 @dataclass(frozen=True, slots=True)

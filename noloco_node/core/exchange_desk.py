@@ -25,10 +25,10 @@ from noloco_node.core.events import (
 from noloco_node.core.exchange import ROWS as EXCHANGE_ROWS
 from noloco_node.core.exchange import Exchange
 from noloco_node.core.exchange_memory import ROWS as MEMORY_ROWS
-from noloco_node.core.exchange_memory import ClosedStep, ExchangeMemory
+from noloco_node.core.exchange_memory import ExchangeMemory
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.exchange_table import ExchangeState, markdown
-from noloco_node.core.types import Outcome, PeerId, Seat, Settings
+from noloco_node.core.types import ClosedStep, PeerId, Seat, Settings
 from noloco_node.errors import LocalProtocolError
 
 
@@ -148,10 +148,11 @@ class ExchangeDesk:
         if self.correction_due == outer_step:
             self.correction_due = None
 
-    def recall(self, outer_step: int, outcome: Outcome, seat: Seat | None, peer: PeerId | None) -> None:
+    def recall(self, closed: ClosedStep) -> None:
         """After a restart: what the checkpoint says about its last outer step, for a partner still in doubt."""
-        self._memory.reach(outer_step)
-        self._memory.close(ClosedStep(outer_step, outcome, "recalled", seat, peer))
+        self._memory.reach(closed.outer_step)
+        self._memory.close(closed)
+        self.last_outcome = closed
 
     def stop(self, now: float) -> list[Effect]:
         """The seat is given up: nothing stays open, the partner is told."""

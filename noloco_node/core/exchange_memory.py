@@ -7,7 +7,6 @@ before their boundary. Answers, never acts. Must not know: the exchange under wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from noloco_node.core import limits
@@ -15,18 +14,7 @@ from noloco_node.core.effects import Effect, SendExchange
 from noloco_node.core.events import ExchangeMessageReceived
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.exchange_table import ExchangeState, Role, Row, rules_of
-from noloco_node.core.types import Ask, Begin, Commit, Have, Outcome, PeerId, Ready, Seat, Solo, Wait
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedStep:
-    """How an outer step closed, and with whom it was traded."""
-
-    outer_step: int
-    outcome: Outcome
-    reason: str
-    seat: Seat | None
-    peer: PeerId | None
+from noloco_node.core.types import Ask, Begin, ClosedStep, Commit, Have, Outcome, PeerId, Ready, Solo, Wait
 
 
 class ExchangeMemory:

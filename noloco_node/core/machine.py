@@ -155,6 +155,8 @@ class Machine:
             data_next = max(data_next, min(self.membership.roster.data_next(seat), limits.DATA_NEXT_MAX))
         flow = MicroBatchFlow(self.settings, seat, data_next=data_next)
         desk = ExchangeDesk(self.settings, seat, self.incarnation)
+        if event.last is not None and event.last.outer_step < event.outer_step:
+            desk.recall(event.last)
         self.work = Work(flow, desk, DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over))
         self.phase = Phase.TRAINING
         around = [*self.lookout.replicas_of(seat.stage + 1), *self.lookout.replicas_of(seat.stage)]

@@ -139,6 +139,17 @@ class Offer:
     receiver: Seat
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedStep:
+    """How an outer step closed, and with whom it was traded."""
+
+    outer_step: int
+    outcome: Outcome
+    reason: str
+    seat: Seat | None
+    peer: PeerId | None
+
+
 # --- exchange messages (DESIGN 5a; wire form in proto/noloco/v1/exchange.proto) ---------------------
 
 

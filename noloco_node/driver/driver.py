@@ -23,6 +23,7 @@ from noloco_node.core import limits
 from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
 from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord
 from noloco_node.driver.clock import running_s
+from noloco_node.driver.closed_step_notes import noted, recalled
 from noloco_node.driver.doorkeeper import Doorkeeper
 from noloco_node.driver.exchange_lane import ExchangeLane
 from noloco_node.driver.hop_rules import HopForm, HopRules
@@ -287,7 +288,8 @@ class Driver:
         return self.trainer
 
     def _loaded(self, state: LoadedState, source: str) -> None:
-        self.feed(ev.StateLoaded(state.outer_step, state.inner_step, state.data_next, source))
+        last = recalled(state.notes)
+        self.feed(ev.StateLoaded(state.outer_step, state.inner_step, state.data_next, source, last))
 
     async def _initialise(self, effect: do.InitialiseState) -> None:
         trainer = await self._trainer_of(effect.seat)
@@ -327,7 +329,7 @@ class Driver:
             raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
 
     async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
-        notes = {"outcome": str(effect.outcome or ""), "partner": str(effect.partner or "")}
+        notes = noted(effect.last)
         trainer = self.device
         try:
             written = await trainer.save_checkpoint(

@@ -90,7 +90,7 @@ class StageTrainer:
         _copy(tensors["slow"], self.outer.slow_weights())
         _copy(tensors["momentum"], self.outer.momentum())
         self.optimizer.load_moments({name: tensors[name] for name in ("exp_avg", "exp_avg_sq")}, meta.adam_steps)
-        return LoadedState(meta.outer_step, meta.inner_step, self._resume_reader(meta))
+        return LoadedState(meta.outer_step, meta.inner_step, self._resume_reader(meta), meta.notes)
 
     def load_state_file(self, path: Path) -> LoadedState:
         """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.

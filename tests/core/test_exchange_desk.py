@@ -22,6 +22,7 @@ from noloco_node.core.exchange_table import ExchangeState
 from noloco_node.core.types import (
     Ask,
     Begin,
+    ClosedStep,
     Commit,
     ExchangeMessage,
     Have,
@@ -173,7 +174,7 @@ def test_a_seat_with_another_holder_at_the_boundary_is_lost() -> None:
 
 def test_a_restarted_node_answers_for_the_outcome_of_its_checkpoint() -> None:
     desk = new_desk()
-    desk.recall(6, Outcome.PAIRED, YOUR_SEAT, YOU)
+    desk.recall(ClosedStep(6, Outcome.PAIRED, "", YOUR_SEAT, YOU))
     desk.begin_phase(7, view, 0.0)
     assert hear(desk, YOU, Ask(6)) == [SendExchange(YOU, Commit(6))]
     assert hear(desk, THIRD, Ask(6)) == [SendExchange(THIRD, Solo(6, "other partner"))]

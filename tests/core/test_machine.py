@@ -7,7 +7,7 @@ from virtual_swarm import VirtualSwarm
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
-from noloco_node.core.types import Admit, Clock, Outcome, Phase, Seat, Settings
+from noloco_node.core.types import Admit, Ask, Clock, ClosedStep, Commit, Outcome, Phase, Seat, Settings, Wait
 
 BASE = Settings(
     run="r",
@@ -152,3 +152,16 @@ def test_a_stop_in_any_phase_ends_within_the_grace_time(at_s: float) -> None:
     if had_state:
         published = [e for _, e in node.log if isinstance(e, do.PublishRecord)]
         assert published[-1].state == "leaving"
+
+
+def test_after_a_restart_the_partner_hears_how_the_step_of_the_checkpoint_closed() -> None:
+    swarm = VirtualSwarm(settings(num_stages=1, total_outer_steps=0, start_seats=2))
+    node, partner = swarm.nodes
+    swarm.run(60.0, until=lambda: len(node.closed) >= 1)
+    last = node.closed[0]
+    node.feed(ev.StateLoaded(1, 0, 8, "checkpoint", ClosedStep(0, last.outcome, last.reason, last.partner, last.peer)))
+    said = node.machine.handle(ev.ExchangeMessageReceived(partner.peer, Ask(0)), swarm.now)
+    assert do.SendExchange(partner.peer, Commit(0)) in said
+    node.feed(ev.StateLoaded(1, 0, 8, "checkpoint", ClosedStep(5, last.outcome, "", last.partner, last.peer)))
+    said = node.machine.handle(ev.ExchangeMessageReceived(partner.peer, Ask(5)), swarm.now)
+    assert do.SendExchange(partner.peer, Wait(5)) in said  # a note that cannot be true is not believed

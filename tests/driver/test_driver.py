@@ -10,11 +10,13 @@ from driver_bench import ME, PEER, SEAT, THERE, THIRD, WALL_MS, Bench, BenchTrai
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.types import Outcome, SeatRecord, SeatState
+from noloco_node.core.types import ClosedStep, Outcome, SeatRecord, SeatState
+from noloco_node.driver.closed_step_notes import noted, recalled
 from noloco_node.errors import BadCheckpoint, BadData, BadIdentity, DiskFailed, IdentityInUse, PeerLost, WrongRun
 from noloco_node.ports import LoadedState
 
-SAVE = do.SaveCheckpoint(2, 0, 8, Outcome.PAIRED, THERE)
+LAST = ClosedStep(1, Outcome.PAIRED, "", THERE, PEER)
+SAVE = do.SaveCheckpoint(2, 0, 8, LAST)
 STEP = do.RunInnerStep(tokens=10, position=1, loss_sum=2.0, micro_batches=2)
 
 
@@ -108,8 +110,19 @@ async def test_checkpoint_is_copied_then_saved(bench: Bench) -> None:
     await bench.tell(SAVE)
     assert bench.machine.heard[-2:] == [ev.StateCopied(), ev.CheckpointSaved(2)]
     ((_, notes),) = bench.trainer.done("save_checkpoint")
-    assert notes["notes"] == {"outcome": "paired", "partner": "1.1"}
+    assert recalled(notes["notes"]) == LAST
     assert (notes["outer_step"], notes["inner_step"], notes["data_next"]) == (2, 0, 8)
+
+
+async def test_closed_step_in_the_own_checkpoint_is_told_to_the_machine(bench: Bench) -> None:
+    bench.trainer.answers["load_checkpoint"] = LoadedState(2, 0, 8, noted(LAST))
+    await bench.tell(do.LoadCheckpoint(SEAT))
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(2, 0, 8, "checkpoint", LAST)]
+
+
+@pytest.mark.parametrize("note", [None, 7, {}, {"outer_step": "x"}, {**noted(LAST)["closed"], "outcome": "unheard of"}])
+def test_note_that_is_not_ours_is_no_closed_step(note: object) -> None:
+    assert recalled({"closed": note}) is None
 
 
 async def test_state_that_is_not_finite_is_not_kept_and_the_device_is_free_again(bench: Bench) -> None:

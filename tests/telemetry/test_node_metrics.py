@@ -145,7 +145,7 @@ def test_given_up_late_replayed_and_busy_are_counted(metrics: NodeMetrics) -> No
 
 
 def test_checkpoint_is_timed_and_shown(metrics: NodeMetrics, clock: Clock) -> None:
-    feed(metrics, do.SaveCheckpoint(3, 0, 12, Outcome.PAIRED, None))
+    feed(metrics, do.SaveCheckpoint(3, 0, 12, None))
     clock.now_s += 0.5
     feed(metrics, ev.CheckpointSaved(3))
     assert (value(metrics, "checkpoint_seconds_sum"), value(metrics, "checkpoint_outer_step")) == (0.5, 3)
