@@ -168,6 +168,10 @@ class PipelineHandler(Protocol):
         """ "" = go on; else a short reason why the caller is not served. Raises RemoteProtocolError: a strike."""
         ...
 
+    def admits(self, header: HopHeader, on_the_way: int) -> bool:
+        """False = BUSY, before its tensors are sent. `on_the_way` hops are being received already."""
+        ...
+
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         """None = BUSY, else ADMITTED. The transport cancels the future when the caller is lost.
 

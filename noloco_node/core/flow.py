@@ -118,14 +118,19 @@ class MicroBatchFlow:
         self._add(Work(event.call, micro_batch, event.tokens, 0, own=True, arrived_s=now))
         return []
 
-    def arrived(self, event: ev.MicroBatchArrived, now: float, *, blocked: bool) -> list[Effect]:
-        """A hop: a place in the queue, or BUSY. A known id is computed and answered, not added again.
+    def admits(self, micro_batch: MicroBatchId, *, blocked: bool, on_the_way: int = 0) -> bool:
+        """Whether a hop finds a place in the queue, `on_the_way` others being sent to us already; else it is BUSY.
 
         `blocked`: the optimizer waits for a partner, so a full step will not open the next one soon.
         """
-        full = self.gate.queued >= self._queue_max() or (blocked and self.gate.is_full)
-        if full and not self.gate.is_expected(event.id):
-            self.accounts.busy += 1
+        full = self.gate.queued + on_the_way >= self._queue_max() or (blocked and self.gate.is_full)
+        busy = full and not self.gate.is_expected(micro_batch)
+        self.accounts.busy += busy
+        return not busy
+
+    def arrived(self, event: ev.MicroBatchArrived, now: float, *, blocked: bool) -> list[Effect]:
+        """A hop: a place in the queue, or BUSY. A known id is computed and answered, not added again."""
+        if not self.admits(event.id, blocked=blocked):
             return [do.AnswerBusy(event.call)]
         work = Work(event.call, event.id, event.tokens, event.position, own=False, arrived_s=now)
         known = event.id in self._memory or any(w.id == event.id for w in self._works.values())

@@ -71,7 +71,7 @@ STATE_RESUMES_MAX: Final = 5  # cuts in a row without a byte between them, then 
 
 # --- strangers ------------------------------------------------------------------------------------
 STRIKES_TO_BAN: Final = 3
-BAN_S: Final = 600.0
+BAN_S: Final = 600.0  # strikes are forgotten at STRIKES_TO_BAN in this time; a ban lasts until all are
 PEERS_REMEMBERED_MAX: Final = 4096
 HELLO_INTERVAL_S: Final = 600.0  # a peer is greeted at most once in this time, whether or not it answers
 HELLOS_AT_ONCE_MAX: Final = 4
@@ -86,7 +86,7 @@ DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
 STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time
 STOP_MARGIN_S: Final = 4.0  # of it, kept for closing threads, sockets and the daemon
 HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy
-HOP_RETRY_MAX_S: Final = 2.0  # the pause doubles up to this: each try sends the whole activation
+HOP_RETRY_MAX_S: Final = 2.0  # the pause doubles up to this
 HOP_GIVE_UP_S: Final = 120.0  # a micro-batch that no candidate takes for so long is dropped
 NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running median
 NORM_MEDIAN_MIN: Final = 4  # fewer norms than this make no median yet: nothing is refused for its size

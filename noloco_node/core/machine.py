@@ -23,7 +23,17 @@ from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
 from noloco_node.core.membership import Membership
 from noloco_node.core.outer_clock import OuterClock
-from noloco_node.core.types import OfferAnswer, Outcome, PeerId, Phase, Seat, SeatRecord, SeatState, Settings
+from noloco_node.core.types import (
+    MicroBatchId,
+    OfferAnswer,
+    Outcome,
+    PeerId,
+    Phase,
+    Seat,
+    SeatRecord,
+    SeatState,
+    Settings,
+)
 
 PUBLISH_WAIT_S = 3.0  # how long the last record may take
 FINISHED = "finished"  # the run is over; any other reason to end is a stop
@@ -117,6 +127,13 @@ class Machine:
         """The peer that holds `seat` and works there, as far as this node knows."""
         record = self.membership.roster.active_holder(seat, self._now)
         return None if record is None or record.peer == self.peer else record.peer
+
+    def admits(self, micro_batch: MicroBatchId, on_the_way: int, now: float) -> bool:
+        """Whether a hop announced now would be admitted: else BUSY is said before its activation is sent."""
+        if self.work is None or self._is_stopping or self._has_left:
+            return False
+        blocked = self.work.desk.blocks_training(now)
+        return self.work.flow.admits(micro_batch, blocked=blocked, on_the_way=on_the_way)
 
     # --- what others see --------------------------------------------------------------------------
 

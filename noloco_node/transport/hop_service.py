@@ -56,9 +56,9 @@ class HopService:
             )
         return self._handler.announced(peer, shape.announced())
 
-    def reserve(self) -> bool:
-        """Room for one more activation on its way in; give it back with `unreserve`."""
-        if self._receiving >= limits.HOPS_RECEIVING_MAX:
+    def reserve(self, shape: HopShape) -> bool:
+        """Room for one more activation on its way in, and a place for it then; give it back with `unreserve`."""
+        if self._receiving >= limits.HOPS_RECEIVING_MAX or not self._handler.admits(shape.announced(), self._receiving):
             return False
         self._receiving += 1
         return True
@@ -96,7 +96,7 @@ class HopVisit:
         """Read the request whole; the handler's future, or None when BUSY was said."""
         shape = HopShape((await self._read("header"))[0].header)
         await self._admit(shape)
-        if not self._service.reserve():
+        if not self._service.reserve(shape):
             await self._say(HopReply(busy=Busy()))
             return None
         try:

@@ -1,10 +1,12 @@
 """One micro-batch looks for a replica of the next stage that takes it."""
 
+from dataclasses import replace
+
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.flow import MicroBatchFlow
-from noloco_node.core.types import PeerId, Seat, Settings
+from noloco_node.core.types import MicroBatchId, PeerId, Seat, Settings
 
 SETTINGS = Settings(
     run="r", seed=3, num_stages=2, num_replicas=2, micro_batches=1, inner_steps=4, total_outer_steps=1, late_s=1e6
@@ -41,6 +43,16 @@ def run(flow: MicroBatchFlow, effects: list[do.Effect], answers: dict[PeerId, ty
         reason = {"reason": "lost"} if kind is ev.HopBroken else {}
         effects = flow.hop_failed(kind(1, calls[0].seat, **reason), view, now)
     return effects
+
+
+def test_places_promised_to_hops_on_the_way_are_not_given_twice() -> None:
+    flow = MicroBatchFlow(replace(SETTINGS, queue_max=2), Seat(1, 0))
+    asked = [flow.admits(MicroBatchId(0, n), blocked=False, on_the_way=n) for n in range(4)]
+    assert asked == [True, True, False, False]
+    assert flow.accounts.busy == 2
+    for n in range(2):
+        flow.arrived(ev.MicroBatchArrived(n, MicroBatchId(0, n), b"", 10, 0), 0.0, blocked=False)
+    assert not flow.admits(MicroBatchId(0, 9), blocked=False)
 
 
 def test_a_busy_replica_beside_a_dead_one_is_asked_until_it_takes_the_micro_batch() -> None:
