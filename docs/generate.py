@@ -41,7 +41,7 @@ SHOWN_LIMITS = {
     "REPLAY_MEMORY_STEPS": "inner steps whose micro-batch ids are remembered",
     "NORM_FACTOR_MAX": "times the running median: a larger correction is refused",
     "STRIKES_TO_BAN": "broken rules until a peer is not served",
-    "BAN_S": "in which so many strikes are forgotten, one by one",
+    "BAN_S": "a ban lasts; so many strikes are forgotten in it, one by one",
     "STALL_S": "without a byte, an exchange stream is reopened",
     "HOP_GIVE_UP_S": "a micro-batch that no candidate takes is dropped",
     "STALE_STEPS_MAX": "further behind its stage, a node fetches state",

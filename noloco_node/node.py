@@ -94,6 +94,7 @@ class Node:
         closing.callback(history.close)
         observer = Observers((metrics, vitals, history, Diary()))
         driver = self._driver(discovery, observer, vitals)
+        discovery.on_signed = driver.doorkeeper.carry
         driver.doorkeeper.on_strike = lambda peer, reason: _struck(metrics, peer, reason)
         pages = _Pages(driver, vitals, metrics, discovery)
         server = StatusServer(pages.render, pages.status, pages.ready)

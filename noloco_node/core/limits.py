@@ -78,9 +78,17 @@ HELLOS_AT_ONCE_MAX: Final = 4
 
 # --- node -----------------------------------------------------------------------------------------
 DATA_NEXT_MAX: Final = 1 << 48  # a record cannot send a successor further than this
-DATA_PROMISE: Final = 4096  # micro-batches a record promises not to pass before it is renewed
+DATA_PROMISE_MIN: Final = 16  # micro-batches a record promises not to pass before it is renewed: at least so many,
+DATA_PROMISE_MAX: Final = 65_536  # at most so many, else what the replica draws in about one renewal
+PACE_WINDOW_MIN_S: Final = 1.0  # how fast a replica draws is measured over at least this long
+PROMISE_WAIT_S: Final = 3.0  # a promise whose store takes longer counts as told
 DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
 STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches state
+STALE_LOOK_S: Final = 10.0  # a node that fell behind by the clock looks so long who is ahead, then goes on
+REFUSALS_MAX: Final = 2  # partners in a row that refuse our tensor, then state is fetched
+DONORS_ASKED_MAX: Final = 8  # donors of a state, one after the other, before the stage is read again
+KEPT_ANNOUNCED_MAX: Final = 4  # checkpoints of seats held before that a node offers while their stage is dead
+SHOWN_MAX: Final = 8  # peers that are shown our record at a renewal that the DHT did not take
 LINGER_S: Final = 2.0  # after the last outer step a node still answers for this long
 DRAIN_S: Final = 5.0  # what is in flight at a stop may take this long
 STOP_GRACE_S: Final = 20.0  # a stop ends the process within this time

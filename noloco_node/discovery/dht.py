@@ -52,6 +52,7 @@ class SwarmDiscovery:
         now_ms: Callable[[], int] = unix_ms,
         on_daemon: Callable[[bool, str], None] | None = None,
     ) -> None:
+        self.on_signed: Callable[[bytes], None] = lambda encoded: None  # our newest record, before the DHT has it
         self._settings = settings
         self._now_ms = now_ms
         self._on_daemon = on_daemon
@@ -225,6 +226,7 @@ class SwarmDiscovery:
             reach=self.reach if record.reach == "unknown" else record.reach,
         )
         signed, encoded = sign_record(filled, self._identity)
+        self.on_signed(encoded)
         confirmed = False
         with suppress(PeerLost):
             confirmed = await self._table.store(signed, encoded)

@@ -1,7 +1,8 @@
 """Whom this node serves: the lease check on the record that comes with each call, strikes and bans (DESIGN 4, 9).
 
 Owns the local bans and our own newest encoded record. Must not look anything up: a record is judged by itself and by
-the records already known, so nodes that know one another go on when the DHT is gone.
+the records already known, so nodes that know one another go on when the DHT is gone. Who is barred by a list is told
+by `config.peer_list`.
 """
 
 from __future__ import annotations
@@ -10,22 +11,42 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId, SeatRecord
+from noloco_node.core.types import PeerId, SeatRecord, SeatState
 from noloco_node.errors import RecordOutOfTime, RemoteProtocolError
 
+STRIKES_HEALED_PER_S = limits.STRIKES_TO_BAN / limits.BAN_S
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Conduct:
-    """Strikes of one peer; they decay one by one, each `limits.BAN_S / STRIKES_TO_BAN` seconds."""
+    """Strikes of one peer as of `at_s`. They are forgotten bit by bit, STRIKES_TO_BAN of them in BAN_S seconds.
 
-    strikes: float
-    at_s: float
+    A peer with STRIKES_TO_BAN of them (what was forgotten since the first ones does not save it) is banned until all
+    are forgotten: for BAN_S, longer when it goes on, and for 2 * BAN_S at most after its last one.
+    """
+
+    strikes: float = 0.0
+    at_s: float = 0.0
+    banned: bool = False
+
+    def left(self, now: float) -> float:
+        return max(0.0, self.strikes - (now - self.at_s) * STRIKES_HEALED_PER_S)
+
+    def is_banned(self, now: float) -> bool:
+        return self.banned and self.left(now) > 0.0
+
+    def struck(self, now: float) -> Conduct:
+        strikes, banned = self.left(now) + 1.0, self.is_banned(now)
+        if strikes > limits.STRIKES_TO_BAN - 1 and not banned:
+            return Conduct(float(limits.STRIKES_TO_BAN), now, True)
+        return Conduct(min(strikes, 2.0 * limits.STRIKES_TO_BAN), now, banned)
 
 
 @dataclass(slots=True)
 class Doorkeeper:
     """`Gatekeeper` port. `decode` checks a record by itself, `learn_record` hands it to the machine, `outranked`
-    names the record that beats it, `clock` is monotonic seconds, `wall_ms` unix milliseconds."""
+    names the record that beats it, `clock` is monotonic seconds, `wall_ms` unix milliseconds. `barred` says why a list
+    excludes a peer, "" when none does."""
 
     decode: Callable[[bytes], SeatRecord]
     learn_record: Callable[[SeatRecord], None]
@@ -34,12 +55,17 @@ class Doorkeeper:
     wall_ms: Callable[[], int]
     on_strike: Callable[[PeerId, str], None] = lambda peer, reason: None
     on_refused: Callable[[str], None] = lambda reason: None
+    barred: Callable[[PeerId], str] = lambda peer: ""
     own: bytes = b""
     _conduct: dict[PeerId, Conduct] = field(default_factory=dict)
     _seen: dict[PeerId, tuple[bytes, SeatRecord]] = field(default_factory=dict)
 
     def own_record(self) -> bytes:
         return self.own
+
+    def carry(self, own: bytes) -> None:
+        """Our newest record, from now on shown on every call: peers that know us need not wait for the DHT."""
+        self.own = own
 
     def admit(self, peer: PeerId, record: bytes, *, needs_lease: bool) -> str:
         """The empty string = served; else why not."""
@@ -49,8 +75,8 @@ class Doorkeeper:
         return reason
 
     def _refusal(self, peer: PeerId, record: bytes, needs_lease: bool) -> str:
-        if self.is_banned(peer):
-            return "banned"
+        if reason := self._excluded(peer):
+            return reason
         if not record:
             return "no lease" if needs_lease else ""
         try:
@@ -60,12 +86,19 @@ class Doorkeeper:
         except RemoteProtocolError as error:
             self.strike(peer, str(error))
             return f"bad record: {error}"
-        if needs_lease and self.outranked(known) is not None:
-            return "outranked"
-        return ""
+        return self._lease_fault(known) if needs_lease else ""
+
+    def _excluded(self, peer: PeerId) -> str:
+        return "banned" if self.is_banned(peer) else self.barred(peer)
+
+    def _lease_fault(self, record: SeatRecord) -> str:
+        """Nobody's fault, so no strike: a seat is being taken, given up, or was lost to an older claim."""
+        if record.state is not SeatState.ACTIVE:
+            return str(record.state)
+        return "" if self.outranked(record) is None else "outranked"
 
     def learn(self, peer: PeerId, record: bytes) -> None:
-        if not record or self.is_banned(peer):
+        if not record or self._excluded(peer):
             return
         try:
             self._accept(peer, record)
@@ -81,19 +114,18 @@ class Doorkeeper:
 
     def strike(self, peer: PeerId, reason: str) -> None:
         """One more fault of that peer; enough of them and it is not served for a while."""
-        self._conduct[peer] = Conduct(self._strikes(peer) + 1.0, self.clock())
+        self._conduct[peer] = self._conduct.get(peer, Conduct()).struck(self.clock())
         self._forget_quiet_peers()
         self.on_strike(peer, reason)
 
     def is_banned(self, peer: PeerId) -> bool:
-        return self._strikes(peer) > limits.STRIKES_TO_BAN - 1
-
-    def _strikes(self, peer: PeerId) -> float:
         conduct = self._conduct.get(peer)
-        if conduct is None:
-            return 0.0
-        healed = (self.clock() - conduct.at_s) * limits.STRIKES_TO_BAN / limits.BAN_S
-        return max(0.0, conduct.strikes - healed)
+        return conduct is not None and conduct.is_banned(self.clock())
+
+    def strikes_of(self, peer: PeerId) -> float:
+        """Those not yet forgotten."""
+        conduct = self._conduct.get(peer)
+        return 0.0 if conduct is None else conduct.left(self.clock())
 
     def _accept(self, peer: PeerId, encoded: bytes) -> SeatRecord:
         """Check a record once; of the same bytes again only the end is looked at."""
@@ -112,7 +144,10 @@ class Doorkeeper:
         return record
 
     def _forget_quiet_peers(self) -> None:
+        """Beyond PEERS_REMEMBERED_MAX those go whose strikes are forgotten, then the first that are not banned."""
         if len(self._conduct) > limits.PEERS_REMEMBERED_MAX:
-            self._conduct = {p: c for p, c in self._conduct.items() if self._strikes(p) > 0.0}
+            now = self.clock()
+            self._conduct = {peer: conduct for peer, conduct in self._conduct.items() if conduct.left(now) > 0.0}
         while len(self._conduct) > limits.PEERS_REMEMBERED_MAX:
-            self._conduct.pop(next(iter(self._conduct)))
+            first = next(iter(self._conduct))
+            del self._conduct[next((peer for peer, conduct in self._conduct.items() if not conduct.banned), first)]

@@ -15,7 +15,10 @@ BOOTSTRAP_STATES = ("alone", "waiting", "joined")
 SOURCES = ("seed", "checkpoint", "peer")
 SERVICES = ("node", "exchange", "pipeline", "state", "dht")
 DIRECTIONS = ("sent", "received")
-REFUSALS = ("banned", "no_lease", "outranked", "expired", "forged", "wrong_run", "bad_record", "busy", "too_many")
+REFUSALS = (
+    *("banned", "denied", "not_allowed", "no_lease", "joining", "leaving", "outranked", "expired", "forged"),
+    *("wrong_run", "bad_record", "busy", "too_many"),
+)
 STRIKES = ("damaged", "not_finite", "mismatch", "malformed", "expired", "forged", "wrong_run", "bad_record")
 
 _TELLING_WORDS = (

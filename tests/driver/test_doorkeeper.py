@@ -1,9 +1,10 @@
 """Whom a node serves: records judged by themselves, strikes that decay, bans that end."""
 
+import pytest
 from driver_bench import ME, PEER, THERE, THIRD, WALL_MS, record_of
 
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId, SeatRecord
+from noloco_node.core.types import PeerId, SeatRecord, SeatState
 from noloco_node.driver.doorkeeper import Doorkeeper
 from noloco_node.errors import RecordOutOfTime, RemoteProtocolError
 
@@ -98,26 +99,90 @@ def test_outranked_peer_is_refused_without_a_strike_and_only_where_a_lease_is_ne
     assert door.struck == []
 
 
-def test_three_strikes_ban_a_peer_until_one_is_forgotten() -> None:
-    door = Door()
-    for _ in range(limits.STRIKES_TO_BAN - 1):
+def strikes(door: Door, count: int) -> None:
+    for _ in range(count):
         door.keeper.strike(PEER, "rule broken")
+
+
+def test_three_strikes_ban_a_peer_until_all_are_forgotten() -> None:
+    door = Door()
+    strikes(door, limits.STRIKES_TO_BAN - 1)
     assert door.admit() == ""
-    door.keeper.strike(PEER, "rule broken")
+    strikes(door, 1)
     assert door.admit() == "banned"
     assert door.keeper.admit(THIRD, b"third", needs_lease=True) == ""
-    door.now_s = HEAL_S - 1
+    door.now_s = limits.BAN_S - 1
     assert door.admit() == "banned"
-    door.now_s = HEAL_S + 1
+    door.now_s = limits.BAN_S
     assert door.admit() == ""
+
+
+def test_a_ban_that_ended_leaves_nothing_behind() -> None:
+    door = Door()
+    strikes(door, limits.STRIKES_TO_BAN)
+    door.now_s = limits.BAN_S
+    strikes(door, limits.STRIKES_TO_BAN - 1)
+    assert not door.keeper.is_banned(PEER)
+    strikes(door, 1)
+    assert door.keeper.is_banned(PEER)
+
+
+def test_whoever_goes_on_is_banned_longer_but_not_for_ever() -> None:
+    door = Door()
+    strikes(door, limits.STRIKES_TO_BAN + 1)
+    door.now_s = limits.BAN_S + HEAL_S - 1
+    assert door.keeper.is_banned(PEER)
+    door.now_s = limits.BAN_S + HEAL_S
+    assert not door.keeper.is_banned(PEER)
+    strikes(door, 1000)
+    door.now_s += 2 * limits.BAN_S
+    assert not door.keeper.is_banned(PEER)
+
+
+def test_three_strikes_within_the_time_of_one_ban_a_peer_for_the_full_time() -> None:
+    """What was forgotten between them neither saves it nor shortens the ban."""
+    door = Door()
+    for _ in range(limits.STRIKES_TO_BAN):
+        assert not door.keeper.is_banned(PEER)
+        strikes(door, 1)
+        door.now_s += HEAL_S / limits.STRIKES_TO_BAN
+    door.now_s += limits.BAN_S - HEAL_S / limits.STRIKES_TO_BAN - 1
+    assert door.keeper.is_banned(PEER)
 
 
 def test_strikes_far_apart_never_ban() -> None:
     door = Door()
     for _ in range(20):
-        door.keeper.strike(PEER, "now and then")
+        strikes(door, 1)
         door.now_s += HEAL_S
         assert not door.keeper.is_banned(PEER)
+
+
+def test_a_crowd_of_strangers_does_not_push_a_ban_out_of_memory() -> None:
+    door = Door()
+    strikes(door, limits.STRIKES_TO_BAN)
+    for number in range(limits.PEERS_REMEMBERED_MAX + 50):
+        door.keeper.strike(PeerId(f"stranger-{number}"), "rule broken")
+    assert door.keeper.is_banned(PEER)
+
+
+@pytest.mark.parametrize("state", [SeatState.JOINING, SeatState.LEAVING])
+def test_seat_that_is_taken_or_given_up_is_no_lease_and_no_fault(state: SeatState) -> None:
+    door = Door()
+    door.records[b"peer"] = record_of(PEER, state=state)
+    assert door.admit() == str(state)
+    assert door.admit(needs_lease=False) == ""
+    assert door.struck == []
+    assert door.learnt == [door.records[b"peer"]]
+
+
+def test_peer_that_a_list_bars_is_refused_everything_and_its_record_not_even_looked_at() -> None:
+    door = Door()
+    door.keeper.barred = lambda peer: "denied" if peer == PEER else ""
+    assert [door.admit(), door.admit(needs_lease=False), door.admit(b"")] == ["denied"] * 3
+    door.keeper.learn(PEER, b"peer")
+    assert (door.decoded, door.struck) == (0, [])
+    assert door.keeper.admit(THIRD, b"third", needs_lease=True) == ""
 
 
 def test_records_that_come_with_answers_are_learnt_or_struck() -> None:

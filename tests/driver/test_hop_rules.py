@@ -39,4 +39,4 @@ async def test_caller_must_hold_a_seat_of_the_stage_before(bench: Bench) -> None
         bench.discovery.encoded[encoded] = record_of(PEER, seat=seat)
         assert bench.driver.doorkeeper.admit(PEER, encoded, needs_lease=True) == ""
         assert bench.driver.announced(PEER, FITS) == refusal
-    assert bench.driver.doorkeeper._strikes(PEER) == 0.0
+    assert bench.driver.doorkeeper.strikes_of(PEER) == 0.0
