@@ -221,7 +221,7 @@ async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: B
     await fetched(bench)
     assert [call[1] for call in bench.trainer.done("load_state_file")] == [b"bad", b"good"]
     assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
-    assert [bench.driver.doorkeeper._strikes(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
+    assert [bench.driver.doorkeeper.strikes_of(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
 
 
 async def test_checkpoint_of_a_seat_held_before_is_not_taken_for_one_of_this_seat(bench: Bench) -> None:
@@ -340,7 +340,7 @@ async def test_goodbye_that_fails_does_not_hide_what_ended_the_run(bench: Bench)
 async def test_peer_of_another_run_gets_a_strike_and_is_no_end(bench: Bench) -> None:
     bench.network.greetings[PEER] = WrongRun("another run")
     await meet(bench, 1)
-    assert bench.driver.doorkeeper._strikes(PEER) == 1.0
+    assert bench.driver.doorkeeper.strikes_of(PEER) == 1.0
     await bench.end()
 
 
