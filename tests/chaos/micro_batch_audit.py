@@ -18,7 +18,7 @@ no restart from a checkpoint explains it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Audit:
     replayed: int = 0
 
 
-def audit(histories: dict[str, Sequence[Line]]) -> Audit:
+def audit(histories: Mapping[str, Sequence[Line]]) -> Audit:
     """`histories`: the lines of each node's history.jsonl, all of them."""
     lives = [life for node, lines in histories.items() for life in lives_of(node, lines)]
     found = Audit()
@@ -138,7 +138,7 @@ class Tokens:
     rolled_back: int
 
 
-def tokens(histories: dict[str, Sequence[Line]]) -> Tokens:
+def tokens(histories: Mapping[str, Sequence[Line]]) -> Tokens:
     """Tokens of the first stage, where each is counted once."""
     trained = rolled_back = 0
     for lines in histories.values():

@@ -1,4 +1,4 @@
-"""The account of own micro-batches in history.jsonl: every number begun ends once, and a checkpoint never runs ahead."""
+"""The account of own micro-batches in history.jsonl: each number begun ends once; no checkpoint runs ahead of it."""
 
 from __future__ import annotations
 
