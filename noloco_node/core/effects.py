@@ -42,6 +42,22 @@ class PublishRecord:
     checkpoint_step: int
 
 
+@dataclass(frozen=True, slots=True)
+class AnnounceCheckpoint:
+    """Store a `leaving` record of a seat that we held before: we have its checkpoint and give it away. No event."""
+
+    seat: Seat
+    checkpoint_step: int
+    data_next: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRecord:
+    """The DHT did not take our record: call these peers, so that they have ours and we theirs. -> PeerAnswered."""
+
+    peers: tuple[PeerId, ...]
+
+
 # --- state ----------------------------------------------------------------------------------------
 
 
@@ -54,9 +70,13 @@ class InitialiseState:
 
 @dataclass(frozen=True, slots=True)
 class LoadCheckpoint:
-    """Load the newest complete local checkpoint. -> StateLoaded | StateUnavailable."""
+    """Load the newest complete local checkpoint. -> StateLoaded | StateUnavailable.
+
+    `of`: that of another seat of the stage, held before; it is taken as a donor's would be.
+    """
 
     seat: Seat
+    of: Seat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +92,14 @@ class SaveCheckpoint:
     """Copy the state on the training thread, write it elsewhere. A device job. -> StateCopied, CheckpointSaved.
 
     `outer_step` counts the closed outer steps, `inner_step` the optimizer steps since, `last` is the newest closed one.
+    `promised`: (replica, data_next) of the stage's seats, for successors in them.
     """
 
     outer_step: int
     inner_step: int
     data_next: int
     last: ClosedStep | None
+    promised: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +299,8 @@ class CloseExchange:
 Effect = (
     ReadSeats
     | PublishRecord
+    | AnnounceCheckpoint
+    | ShowRecord
     | InitialiseState
     | LoadCheckpoint
     | FetchState

@@ -23,12 +23,14 @@ from noloco_node.core.types import (
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The node's parts are up. `checkpoint_step` is the newest complete local checkpoint, if any, of `seat`."""
+    """The node's parts are up. `checkpoint_step` is the newest complete local checkpoint, if any, of `checkpoint_seat`;
+    `kept` are those of other seats, held before."""
 
     checkpoint_step: int | None = None
     checkpoint_seat: Seat | None = None
     has_initial_peers: bool = False
     reinit_stage: bool = False  # draw a stage from the seed although it has trained
+    kept: tuple[tuple[Seat, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,19 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """Weights are in place. `inner_step` counts this replica's optimizer steps since the last boundary."""
+    """Weights are in place. `inner_step` counts this replica's optimizer steps since the last boundary.
+
+    `data_next` of a peer's state is what its donor knows of our seat's last promise; `promised` are those of the
+    stage's seats that our own checkpoint knows; `drawn_again`: micro-batches drawn after it that are drawn anew.
+    """
 
     outer_step: int
     inner_step: int
     data_next: int
     source: str  # seed | checkpoint | peer
     last: ClosedStep | None = None  # of our own checkpoint: the newest outer step closed before it
+    promised: tuple[tuple[int, int], ...] = ()  # (replica, data_next)
+    drawn_again: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,13 @@ class RecordLearnt:
 
     record: SeatRecord
     lives_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAnswered:
+    """A peer took the record that we showed it."""
+
+    peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +292,7 @@ Event = (
     | StateCopied
     | CheckpointSaved
     | RecordLearnt
+    | PeerAnswered
     | SeatsRead
     | RecordPublished
     | MicroBatchDrawn

@@ -46,6 +46,7 @@ class Accounts:
     late: int = 0
     replayed: int = 0
     busy: int = 0
+    drawn_again: int = 0  # own, drawn before a crash and after the checkpoint that was loaded
 
 
 @dataclass(slots=True)
@@ -106,9 +107,9 @@ class MicroBatchFlow:
         return min(self._unfinished, default=self._draw_next)
 
     @property
-    def data_promise(self) -> int:
-        """What the record tells a successor: a number this node does not pass before it renews the record."""
-        return self._draw_next + limits.DATA_PROMISE if self.is_first else self.data_position
+    def draw_next(self) -> int:
+        """The number that is drawn next."""
+        return self._draw_next
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -220,11 +221,13 @@ class MicroBatchFlow:
 
     # --- for the machine --------------------------------------------------------------------------
 
-    def draws(self) -> list[Effect]:
-        """Stage 0 reads a few micro-batches ahead, so that the device never waits for the data."""
+    def draws(self, before: int = limits.DATA_NEXT_MAX) -> list[Effect]:
+        """Stage 0 reads a few micro-batches ahead, so that the device never waits; none from number `before` on."""
         out: list[Effect] = []
         while self.is_first and len(self._drawing) + self.gate.queued < limits.DRAWN_AHEAD_MAX:
             n = self._draw_next
+            if n >= before:
+                break
             self._draw_next += 1
             self._drawing.add(n)
             self._unfinished.add(n)

@@ -75,6 +75,13 @@ BAN_S: Final = 600.0  # strikes are forgotten at STRIKES_TO_BAN in this time; a 
 PEERS_REMEMBERED_MAX: Final = 4096
 HELLO_INTERVAL_S: Final = 600.0  # a peer is greeted at most once in this time, whether or not it answers
 HELLOS_AT_ONCE_MAX: Final = 4
+PEERS_LISTED_MAX: Final = 65_536  # on either side of a signed list of peers
+PEER_LIST_BYTES_MAX: Final = 8 * MIB
+PEER_LIST_CHECK_S: Final = 5.0  # how often its file is looked at
+CLOCK_HELLO_S: Final = 0.5  # a Hello that took longer does not measure a clock: it is asked once more
+CLOCK_PEERS_MAX: Final = 256  # peers whose clocks are remembered
+CLOCK_SAMPLE_S: Final = 1800.0  # for how long
+CLOCK_CHECK_S: Final = 10.0  # how often the own clock is looked at
 
 # --- node -----------------------------------------------------------------------------------------
 DATA_NEXT_MAX: Final = 1 << 48  # a record cannot send a successor further than this

@@ -8,21 +8,26 @@ in the simulator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
+from noloco_node.core import seed as draws
+from noloco_node.core.data_promise import DataPromise
 from noloco_node.core.device_plan import DevicePlan
 from noloco_node.core.effects import Effect
 from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.exchange_table import ExchangeState
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
-from noloco_node.core.membership import Membership
+from noloco_node.core.membership import Claiming, Membership
 from noloco_node.core.outer_clock import OuterClock
+from noloco_node.core.standing import Standing
+from noloco_node.core.state_choice import StateChoice
 from noloco_node.core.types import (
     MicroBatchId,
     OfferAnswer,
@@ -30,7 +35,6 @@ from noloco_node.core.types import (
     PeerId,
     Phase,
     Seat,
-    SeatRecord,
     SeatState,
     Settings,
 )
@@ -46,13 +50,14 @@ class Work:
     flow: MicroBatchFlow
     desk: ExchangeDesk
     plan: DevicePlan
+    promise: DataPromise
 
 
 @dataclass(slots=True)
 class Machine:
     """State machine of one node. `wanted` is the seat asked for (None: the one the swarm needs most).
 
-    `start_s` is the monotonic time of outer step 0 on the time clock.
+    `start_s` is the monotonic time of outer step 0 on the time clock. `stages`: those that fit the device (None: all).
     """
 
     settings: Settings
@@ -60,13 +65,16 @@ class Machine:
     incarnation: int
     wanted: Seat | None = None
     start_s: float = 0.0
+    stages: frozenset[int] | None = None
     phase: Phase = Phase.JOINING
     closed: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     work: Work | None = None
     membership: Membership = field(init=False)
     lookout: Lookout = field(init=False)
     clock: OuterClock = field(init=False)
-    _started: ev.Started = field(default_factory=ev.Started)
+    states: StateChoice = field(init=False)
+    standing: Standing = field(init=False)
+    _has_initial_peers: bool = False
     _checkpoint_step: int = 0
     _ending: str = ""  # FINISHED or the reason of a stop
     _ending_since_s: float = 0.0
@@ -77,9 +85,11 @@ class Machine:
     _now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.membership = Membership(self.settings, self.peer, self.incarnation, self.wanted)
+        self.membership = Membership(self.settings, self.peer, self.incarnation, self.wanted, stages=self.stages)
         self.lookout = Lookout(self.settings, self.view)
         self.clock = OuterClock(self.settings, self.start_s)
+        self.states = StateChoice(self.settings, self.peer, self.membership.roster)
+        self.standing = Standing()
 
     # --- entry ------------------------------------------------------------------------------------
 
@@ -90,6 +100,9 @@ class Machine:
             return []
         if isinstance(event, ev.RecordLearnt | ev.StateLoaded):
             self.lookout.heard()
+        if isinstance(event, ev.RecordLearnt):
+            self._compare(event)
+        self._tell_membership()  # a renewal says what holds now
         out = self.membership.handle(event, now)
         if any(isinstance(effect, do.Leave) for effect in out):
             self.phase = Phase.LEFT
@@ -98,7 +111,7 @@ class Machine:
         if handler is not None:
             out += handler(self, event)
         out += self._settle()
-        if self.work is not None and not self._has_left:
+        if self.work is not None and not self._has_left and (self._ending or not self.standing.is_unsure):
             out += self.work.plan.next(now, stopping=self._is_stopping)
         return out
 
@@ -113,7 +126,8 @@ class Machine:
 
     def _work_deadlines(self, work: Work) -> list[float | None]:
         gate = work.flow.gate
-        times = [work.flow.next_deadline(), work.desk.next_deadline(self._now)]
+        times = [work.flow.next_deadline(), work.desk.next_deadline(self._now), work.promise.next_deadline(self._now)]
+        times.append(self.standing.next_deadline)
         due_s = self.clock.due_s
         if not self._ending and due_s is not None and due_s > self._now:  # one that is held back is woken by its end
             times.append(due_s)
@@ -157,7 +171,8 @@ class Machine:
     # --- weights ----------------------------------------------------------------------------------
 
     def _on_started(self, event: ev.Started) -> list[Effect]:
-        self._started = event
+        self._has_initial_peers = event.has_initial_peers
+        self.states.started(event)
         return []
 
     def _on_state_loaded(self, event: ev.StateLoaded) -> list[Effect]:
@@ -167,73 +182,90 @@ class Machine:
             return []
         self.clock.load(event.outer_step, event.inner_step, self._now)
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
-        data_next = event.data_next
-        if seat.stage == 0 and event.source != "checkpoint":  # a successor begins where the last holder promised
-            data_next = max(data_next, min(self.membership.roster.data_next(seat), limits.DATA_NEXT_MAX))
-        flow = MicroBatchFlow(self.settings, seat, data_next=data_next)
+        self.states.loaded()
+        self.standing.loaded(event.outer_step)
+        flow = MicroBatchFlow(self.settings, seat, data_next=self._first_number(seat, event))
+        flow.accounts.drawn_again = event.drawn_again
         desk = ExchangeDesk(self.settings, seat, self.incarnation)
         if event.last is not None and event.last.outer_step < event.outer_step:
             desk.recall(event.last)
-        self.work = Work(flow, desk, DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over))
+        plan = DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over)
+        self.work = Work(flow, desk, plan, DataPromise(flow.data_next, self.settings.renew_s, self._now))
         self.phase = Phase.TRAINING
         around = [*self.lookout.replicas_of(seat.stage + 1), *self.lookout.replicas_of(seat.stage)]
         self.membership.watch(around)
         if self.clock.is_over:
             self._end(FINISHED)
         desk.expect_phase(self.outer_step)
-        self._is_phase_begun = False
-        self._tell_membership()
-        return self.membership.publish_now(self._now)
+        self._is_phase_begun = self._is_announced = False
+        return self._publish_now(self.work)
+
+    def _first_number(self, seat: Seat, event: ev.StateLoaded) -> int:
+        """Stage 0: a successor begins where the last holder promised; our own checkpoint knows the exact number."""
+        roster = self.membership.roster
+        for replica, data_next in event.promised:
+            roster.note_promise(Seat(seat.stage, replica), data_next)
+        if seat.stage != 0:
+            return event.data_next
+        if event.source == "checkpoint":
+            return max(event.data_next, roster.data_next(seat, apart_from=self.peer))
+        roster.note_promise(seat, event.data_next)
+        return roster.data_next(seat)
 
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
-        """A donor or the local checkpoint failed: ask again, without the local one."""
-        self.lookout.waits_for = event.reason
-        self._started = replace(self._started, checkpoint_step=None, checkpoint_seat=None)
+        """A donor or the local checkpoint failed: ask again, without the local one that failed."""
+        self.states.failed(event.reason)
+        self.membership.keep(self.states.kept)
         self._sync_asked = False
+        self.lookout.waits_for = event.reason
         return []
 
     def _on_checkpoint_saved(self, event: ev.CheckpointSaved) -> list[Effect]:
-        if not event.reason:
+        seat = self.membership.seat
+        if not event.reason and seat is not None:
             self._checkpoint_step = max(self._checkpoint_step, event.outer_step)
-            self._started = replace(
-                self._started, checkpoint_step=event.outer_step, checkpoint_seat=self.membership.seat
-            )
-            self._tell_membership()
+            self.states.saved(seat, event.outer_step)
+            self.membership.keep(self.states.kept)
         return []
 
     def _on_seats_read(self, event: ev.SeatsRead) -> list[Effect]:
         """In SYNCING the stage's seats were read: now it is known where the weights come from."""
         seat = self.membership.seat
-        if self.phase is not Phase.SYNCING or self._sync_asked or seat is None or seat not in event.seats:
+        if seat is None or seat not in event.seats:
             return []
-        if self._started.has_initial_peers and not event.reached:
+        if self._has_initial_peers and not event.reached:
             return []  # nobody answered: that says nothing about who trained what
-        self._sync_asked = True
-        return self._ask_for_state(seat)
-
-    def _ask_for_state(self, seat: Seat) -> list[Effect]:
-        """Own checkpoint, else a live replica's, else the seed; a stage that trained waits for a donor."""
-        others = [r for r in self.membership.roster.records(self._now) if r.peer != self.peer]
-        donors = [r for r in others if r.seat.stage == seat.stage and r.checkpoint_step >= 1]
-        newest = max((r.checkpoint_step for r in donors), default=0)
-        own = self._started.checkpoint_step if self._started.checkpoint_seat == seat else None
-        if own is not None and own + limits.STALE_STEPS_MAX >= newest:
-            return [do.LoadCheckpoint(seat)]
-        if donors:
-            return [do.FetchState(seat, tuple(r.peer for r in donors))]
-        if self._has_trained(seat.stage, others) and not self._started.reinit_stage:
-            self._sync_asked = False
-            self.lookout.waits_for = f"stage {seat.stage} has trained and no holder of its checkpoint is known yet"
+        self.standing.looked()
+        if self.phase is not Phase.SYNCING or self._sync_asked:
             return []
-        self.lookout.waits_for = ""
-        return [do.InitialiseState(seat)]
+        found = self.states.choose(seat, self._now)
+        self.lookout.waits_for = self.states.waits_for
+        self._sync_asked = found is not None
+        return [] if found is None else [found]
 
-    def _has_trained(self, stage: int, others: list[SeatRecord]) -> bool:
-        """Some record shows that the run is past its first outer step: then the seed's weights are history."""
-        seen = max((r.checkpoint_step for r in others), default=0)
-        if not self.clock.is_timed:  # there an outer step is only counted when it was trained
-            seen = max([seen, self.membership.roster.outer_step_seen(stage), *(r.outer_step for r in others)])
-        return seen >= 1
+    def _compare(self, event: ev.RecordLearnt) -> None:
+        """A replica of our stage is far ahead: how far the stage is, is told by the median of those at work."""
+        work, record = self.work, event.record
+        if work is None or not self.standing.is_far_ahead(record, work.flow.seat.stage):
+            return
+        self.membership.roster.learn(record, event.lives_s, self._now)
+        active = self.membership.roster.stage_active(record.seat.stage, self._now)
+        self.standing.compare([other.checkpoint_step for other in active if other.peer != self.peer])
+
+    def _fall_behind(self, work: Work) -> list[Effect]:
+        """Weights too old for the stage, or refused by its replicas: fetch newer ones like a newcomer (DESIGN 4)."""
+        out: list[Effect] = []
+        if self.standing.begins_to_doubt(self.clock.lag(self._now), self._now):
+            out = self.lookout.look(self._stage_of(work.flow.seat), self._now, pause_s=0.0)
+        if not self.standing.reason or not work.plan.is_idle or work.desk.is_open:
+            return out
+        self.states.distrusts_own = True
+        self.states.waits_for = self.lookout.waits_for = self.standing.reason
+        out += [*work.flow.abandon(), *self._desk(work.desk.stop(self._now))]
+        data_next = work.promise.next(work.flow.draw_next, self._now) if work.flow.is_first else 0
+        self.work, self.phase, self._sync_asked = None, Phase.SYNCING, False
+        self.membership.set_progress(SeatState.JOINING, self.outer_step, data_next, self._checkpoint_step)
+        return out + self.membership.publish_now(self._now)
 
     # --- micro-batches ----------------------------------------------------------------------------
 
@@ -281,7 +313,7 @@ class Machine:
         out = self._desk(desk.boundary(event, self.view, self._now))
         stage = self.membership.roster.stage_active(flow.seat.stage, self._now)
         self.clock.advance(flow.seat.stage, (r.outer_step for r in stage if r.peer != self.peer), self._now)
-        self._tell_membership()
+        self.standing.reached(self.outer_step)
         if self.clock.is_over:
             flow.serve_only()
             return out
@@ -308,6 +340,7 @@ class Machine:
         for effect in effects:
             if isinstance(effect, do.CloseExchange):
                 self.closed[effect.outcome] += 1
+                self.standing.closed(effect)
         return effects if self.work is None else self.work.plan.note(effects)
 
     def _is_left_over(self) -> bool:
@@ -337,10 +370,14 @@ class Machine:
         if self.phase is Phase.JOINING and seat is not None:
             self.phase, self._sync_asked = Phase.SYNCING, False
         if self.phase is Phase.SYNCING and seat is not None and not self._sync_asked:
-            return self.lookout.look(self.lookout.replicas_of(seat.stage), self._now)
+            return self.lookout.look(self._stage_of(seat), self._now)
         if seat is None and self.phase in (Phase.SYNCING, Phase.TRAINING, Phase.EXCHANGING):
             return self._lose_seat()
         return []
+
+    def _stage_of(self, seat: Seat) -> list[Seat]:
+        """The seats of its stage, itself first."""
+        return list(dict.fromkeys((seat, *self.lookout.replicas_of(seat.stage))))
 
     def _lose_seat(self) -> list[Effect]:
         """Outranked: stop, keep the checkpoint, be a spare."""
@@ -352,6 +389,9 @@ class Machine:
     def _follow_work(self, work: Work) -> list[Effect]:
         out = work.flow.time_passed(self.view, self._now)
         if not self._ending:
+            out += self._fall_behind(work)
+            if self.work is None:
+                return out
             out += [*self._pass_untrained(work), *self._begin_work(work)]
         blocked = work.desk.blocks_training(self._now)
         out += work.flow.hand_back() if blocked else []
@@ -366,7 +406,6 @@ class Machine:
         if not self.clock.is_timed or work.flow.has_trained or not self.clock.is_due(work.flow.seat.stage, self._now):
             return []
         self.clock.advance(work.flow.seat.stage, (), self._now)
-        self._tell_membership()
         return self._desk(work.desk.begin_phase(self.outer_step, self.view, self._now))
 
     def _begin_work(self, work: Work) -> list[Effect]:
@@ -379,17 +418,52 @@ class Machine:
         if not self._is_phase_begun:
             out += self._desk(work.desk.begin_phase(self.outer_step, self.view, self._now))
             self._is_phase_begun = True
-        return out + ([] if self.waits_for else work.flow.draws())
+        return out + ([] if self.waits_for else self._draw(work))
+
+    def _draw(self, work: Work) -> list[Effect]:
+        """Read ahead, within what is promised to a successor; who cannot be heard by anybody goes on without."""
+        flow, promise = work.flow, work.promise
+        if not flow.is_first or self.membership.step is not Claiming.HOLDING:
+            return flow.draws()
+        out = self._publish_now(work) if promise.is_short(flow.draw_next, self._now) else []
+        return out + flow.draws(promise.limit(self._now))
+
+    def _publish_now(self, work: Work) -> list[Effect]:
+        self._tell_membership()
+        out = self.membership.publish_now(self._now)
+        if out and work.flow.is_first:
+            work.promise.asked(work.promise.next(work.flow.draw_next, self._now), self._now)
+        return out
 
     def _on_record_published(self, event: ev.RecordPublished) -> list[Effect]:
-        self._is_announced = event.record.state is SeatState.ACTIVE
-        return self._leave() if event.record.state is SeatState.LEAVING and self._said_goodbye_s is not None else []
+        record, work = event.record, self.work
+        self._is_announced = record.state is SeatState.ACTIVE
+        if work is not None and self._is_announced and work.flow.is_first:
+            work.promise.told(record.data_next, work.flow.draw_next, self._now)
+        if record.state is SeatState.LEAVING and self._said_goodbye_s is not None:
+            return self._leave()
+        return [] if event.confirmed or record.seat != self.membership.seat else self._show_record(record.seat)
+
+    def _show_record(self, seat: Seat) -> list[Effect]:
+        """The DHT is gone: neighbours that know one another renew their leases by calls."""
+        if math.isinf(self.membership.confirmed_until):
+            return []
+        near = [
+            record
+            for record in self.membership.roster.records(self._now)
+            if record.peer != self.peer and abs(record.seat.stage - seat.stage) <= 1
+        ]
+        drawn = {r.peer: draws.key64(self.settings.seed, "show", self.peer, r.peer, int(self._now)) for r in near}
+        peers = sorted(drawn, key=lambda peer: drawn[peer])[: limits.SHOWN_MAX]
+        return [do.ShowRecord(tuple(peers))] if peers else []
 
     def _tell_membership(self) -> None:
         """What the next record says; `data_next` is a promise not to be passed before the renewal after it."""
-        if self.work is not None:
-            told = self.outer_step, self.work.flow.data_promise, self._checkpoint_step
-            self.membership.set_progress(SeatState.ACTIVE, *told)
+        work = self.work
+        if work is not None:
+            flow = work.flow
+            data_next = work.promise.next(flow.draw_next, self._now) if flow.is_first else flow.data_position
+            self.membership.set_progress(SeatState.ACTIVE, self.outer_step, data_next, self._checkpoint_step)
 
     # --- the end ----------------------------------------------------------------------------------
 

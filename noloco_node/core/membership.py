@@ -14,7 +14,7 @@ device; several devices of one peer share an incarnation. Times are monotonic se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +47,7 @@ class Claiming(StrEnum):
     LEFT = "left"
 
 
-ANSWERED_CALLS = (ev.HopAdmitted, ev.HopRefused, ev.GradientArrived, ev.OfferAnswered)
+ANSWERED_CALLS = (ev.HopAdmitted, ev.HopRefused, ev.GradientArrived, ev.OfferAnswered, ev.PeerAnswered)
 """Answers to our calls: the peer took the record that the call carried."""
 
 _SEATED = (Claiming.HOLDING, Claiming.RECHECKING, Claiming.RECLAIMING)
@@ -69,6 +69,7 @@ class Membership:
 
     Forward to `handle`: Started, TimePassed, RecordLearnt, SeatsRead, RecordPublished and the `ANSWERED_CALLS`;
     any other event is passed over. Without `spare_allowed` a first claim that finds its seat taken ends in `Leave`.
+    `stages`: those that fit the device (None: all).
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Membership:
         *,
         spare_allowed: bool = True,
         roster: Roster | None = None,
+        stages: frozenset[int] | None = None,
     ) -> None:
         self.roster = Roster(settings) if roster is None else roster
         self._settings = settings
@@ -87,7 +89,8 @@ class Membership:
         self._incarnation = incarnation
         self._spare_allowed = spare_allowed
         self._table = SeatTable(settings, peer)
-        self._seats = SeatSearch(settings, peer, incarnation, wanted, self._table, self.roster)
+        self._seats = SeatSearch(settings, peer, incarnation, wanted, self._table, self.roster, stages)
+        self._kept: dict[Seat, int] = {}  # local checkpoints
         self._step = Claiming.IDLE
         self._alone = False  # no initial peers: nobody need confirm anything
         self._target: Seat | None = None
@@ -137,6 +140,11 @@ class Membership:
     def set_progress(self, state: SeatState, outer_step: int, data_next: int, checkpoint_step: int) -> None:
         """What the next record of a held seat will say. Publishes nothing."""
         self._progress = _Progress(state, outer_step, data_next, checkpoint_step)
+
+    def keep(self, kept: Mapping[Seat, int]) -> None:
+        """The local checkpoints, by seat: they are offered to others while nobody works at their stage."""
+        self._kept = dict(kept)
+        self._seats.kept = tuple(sorted(kept, key=lambda seat: -kept[seat]))[: limits.KEPT_ANNOUNCED_MAX]
 
     def watch(self, seats: Iterable[Seat]) -> None:
         """Seats that the parent's draws name: read at each renewal, at most half of a sweep of them."""
@@ -222,7 +230,8 @@ class Membership:
 
     def _start(self, event: ev.Started, now: float) -> list[Effect]:
         self._alone = not event.has_initial_peers
-        self._seats.preferred = event.checkpoint_seat
+        own = {} if event.checkpoint_seat is None else {event.checkpoint_seat: event.checkpoint_step or 0}
+        self.keep(own | dict(event.kept))
         return self._search(now)
 
     def _search(self, now: float) -> list[Effect]:
@@ -255,7 +264,20 @@ class Membership:
         if not self._spare_allowed and self._seats.taken(now):
             self._wait(Claiming.LEFT, math.inf)
             return [do.Leave("the seat is taken", int(ExitCode.NO_SEAT))]
-        return self._wait(Claiming.SPARE, min(now + self._settings.renew_s, self._seats.free_at(now)))
+        self._wait(Claiming.SPARE, min(now + self._settings.renew_s, self._seats.free_at(now)))
+        return self._offer_kept(now)
+
+    def _offer_kept(self, now: float) -> list[Effect]:
+        """Checkpoints of dead stages that we do not sit in: without them such a stage could not be taken up again."""
+        return [
+            do.AnnounceCheckpoint(seat, self._kept[seat], self.roster.data_next(seat))
+            for seat in self._seats.kept
+            if seat != self._target and self._kept[seat] >= 1 and not self._is_at_work(seat.stage, now)
+        ]
+
+    def _is_at_work(self, stage: int, now: float) -> bool:
+        active = self.roster.stage_active(stage, now)
+        return any(record.checkpoint_step >= 1 for record in active)
 
     def _check(self, now: float) -> list[Effect]:
         return self._read(self._own_seat, Claiming.CHECKING, now)
@@ -289,7 +311,7 @@ class Membership:
         if now >= self.confirmed_until:
             return self._recheck(now)
         seats = self._table.advance((*self._own_seat, *self._watched))
-        return [*self.publish_now(now), do.ReadSeats(seats)]
+        return [*self.publish_now(now), *self._offer_kept(now), do.ReadSeats(seats)]
 
     def _recheck(self, now: float) -> list[Effect]:
         return self._read(self._own_seat, Claiming.RECHECKING, now)

@@ -48,6 +48,10 @@ class OuterClock:
     def is_timed(self) -> bool:
         return self._time is not None
 
+    def lag(self, now: float) -> int:
+        """On the time clock: how many outer steps lie between the running one and the one worked on."""
+        return 0 if self._time is None else self._time.running(now) - self.outer_step
+
     def step_closed(self, positions: tuple[int, ...]) -> None:
         self._positions = positions
 

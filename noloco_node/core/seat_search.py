@@ -6,6 +6,7 @@ the choice among what a look-up showed. Must not know: the steps of a claim, whe
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -46,20 +47,29 @@ class SeatTable:
 class SeatSearch:
     """A node's search for a seat: only the `wanted` one, or all of the table, stretch by stretch.
 
-    `preferred` (the seat of a local checkpoint) is looked up first and taken when it is vacant.
+    `kept`: seats of local checkpoints, the newest first; they are looked up first. `stages`: those that fit the
+    device (None: all); seats of others are never taken.
     """
 
     def __init__(
-        self, settings: Settings, peer: PeerId, incarnation: int, wanted: Seat | None, table: SeatTable, roster: Roster
+        self,
+        settings: Settings,
+        peer: PeerId,
+        incarnation: int,
+        wanted: Seat | None,
+        table: SeatTable,
+        roster: Roster,
+        stages: frozenset[int] | None = None,
     ) -> None:
         self.wanted = wanted
-        self.preferred: Seat | None = None
+        self.kept: tuple[Seat, ...] = ()
         self._settings = settings
         self._peer = peer
         self._incarnation = incarnation
         self._table = table
         self._roster = roster
-        self._seen: tuple[Seat, ...] = ()  # by the latest look
+        self._stages = stages
+        self._seen: tuple[Seat, ...] = ()  # by the latest look, those that fit
         self._looked = 0  # seats seen since the search began
 
     def begin(self) -> tuple[Seat, ...]:
@@ -70,12 +80,12 @@ class SeatSearch:
     def go_on(self) -> tuple[Seat, ...]:
         """Seats to look up next."""
         if self.wanted is not None:
-            self._seen = (self.wanted,)
+            looked: tuple[Seat, ...] = (self.wanted,)
         else:
-            first = () if self.preferred is None or self._looked else (self.preferred,)
-            self._seen = self._table.advance(first)
-        self._looked += len(self._seen)
-        return self._seen
+            looked = self._table.advance(() if self._looked else self.kept)
+        self._seen = tuple(seat for seat in looked if self._fits(seat))
+        self._looked += len(looked)
+        return looked
 
     @property
     def ended(self) -> bool:
@@ -89,9 +99,20 @@ class SeatSearch:
         return next(ours, None)
 
     def pick(self, now: float) -> Seat | None:
-        """A vacant seat of those just seen: the preferred one, else one of the emptiest stage."""
+        """A vacant seat of those just seen.
+
+        First of a stage where nobody works and of which we have a checkpoint: it is for us to bring the stage back.
+        Then the seat of the newest checkpoint, then one of the emptiest stage.
+        """
         vacant = [seat for seat in self._seen if self._roster.claimable(seat, now)]
-        return self.preferred if self.preferred in vacant else emptiest(self._settings.seed, self._peer, vacant)
+        own = [seat for seat in self.kept if self._fits(seat)]
+        for seat in (seat for seat in own if not self._roster.stage_active(seat.stage, now)):
+            of_stage = [free for free in vacant if free.stage == seat.stage]
+            if of_stage:
+                return seat if seat in of_stage else emptiest(self._settings.seed, self._peer, of_stage)
+        if own and own[0] in vacant:
+            return own[0]
+        return emptiest(self._settings.seed, self._peer, vacant)
 
     def taken(self, now: float) -> bool:
         """All seats just seen have a holder."""
@@ -99,7 +120,10 @@ class SeatSearch:
 
     def free_at(self, now: float) -> float:
         """When the first of the seats just seen may be claimed, if no record of it comes any more."""
-        return min(self._roster.claimable_at(seat, now) for seat in self._seen)
+        return min((self._roster.claimable_at(seat, now) for seat in self._seen), default=math.inf)
+
+    def _fits(self, seat: Seat) -> bool:
+        return self._stages is None or seat.stage in self._stages
 
 
 def emptiest(seed: int, peer: PeerId, vacant: Iterable[Seat]) -> Seat | None:

@@ -16,6 +16,8 @@ from noloco_node.core import limits
 from noloco_node.core import seed as draws
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState, Settings
 
+HEARSAY = PeerId("")  # who promised is not known
+
 
 def standing(record: SeatRecord) -> tuple[int, bytes]:
     """Order between claims of one seat, least first: (claim, blake2b(run, seat, peer))."""
@@ -46,8 +48,9 @@ class Roster:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seats: dict[Seat, dict[PeerId, _Entry]] = {}
-        self._data_next: dict[Seat, int] = {}
+        self._promised: dict[Seat, dict[PeerId, int]] = {}  # the greatest two, of different peers
         self._outer_step: dict[int, int] = {}
+        self._checkpoint_step: dict[int, int] = {}
 
     # --- learning ---------------------------------------------------------------------------------
 
@@ -71,16 +74,28 @@ class Roster:
         return record.peer in entries
 
     def _acceptable(self, record: SeatRecord, lives_s: float) -> bool:
-        settings, seat = self._settings, record.seat
-        in_table = 0 <= seat.stage < settings.num_stages and 0 <= seat.replica < settings.num_replicas
+        settings, in_table = self._settings, self._in_table(record.seat)
         wall_now_ms = record.expires - lives_s * 1000
         claimed = record.claim <= wall_now_ms + settings.skew_max_s * 1000
         return record.run == settings.run and in_table and lives_s > 0 and claimed
 
+    def _in_table(self, seat: Seat) -> bool:
+        return 0 <= seat.stage < self._settings.num_stages and 0 <= seat.replica < self._settings.num_replicas
+
     def _remember_progress(self, record: SeatRecord) -> None:
         seat, stage = record.seat, record.seat.stage
-        self._data_next[seat] = max(self._data_next.get(seat, 0), record.data_next)
+        self.note_promise(seat, record.data_next, record.peer)
         self._outer_step[stage] = max(self._outer_step.get(stage, 0), record.outer_step, record.checkpoint_step)
+        self._checkpoint_step[stage] = max(self._checkpoint_step.get(stage, 0), record.checkpoint_step)
+
+    def note_promise(self, seat: Seat, data_next: int, peer: PeerId = HEARSAY) -> None:
+        """A holder of the seat promised not to pass that number; HEARSAY: so a donor or our own checkpoint says."""
+        if data_next <= 0 or not self._in_table(seat):
+            return
+        promised = self._promised.setdefault(seat, {})
+        promised[peer] = max(promised.get(peer, 0), min(data_next, limits.DATA_NEXT_MAX))
+        if len(promised) > 2:
+            del promised[min(promised, key=lambda of: promised[of])]
 
     def _forget(self, entries: dict[PeerId, _Entry], now: float) -> None:
         """Drop what ended more than skew_max_s ago, then the worst beyond the limit."""
@@ -128,9 +143,17 @@ class Roster:
     def claimable(self, seat: Seat, now: float, apart_from: PeerId | None = None) -> bool:
         return self.claimable_at(seat, now, apart_from) <= now
 
-    def data_next(self, seat: Seat) -> int:
-        """Where a successor in the seat begins: the greatest number that any holder promised not to pass."""
-        return self._data_next.get(seat, 0)
+    def data_next(self, seat: Seat, apart_from: PeerId | None = None) -> int:
+        """Where a successor in the seat begins: the greatest number that any holder promised not to pass.
+
+        Not counted: what the peer `apart_from` promised itself.
+        """
+        promised = self._promised.get(seat, {})
+        return max((number for peer, number in promised.items() if peer != apart_from), default=0)
+
+    def promises(self, stage: int) -> dict[int, int]:
+        """`data_next` by replica, of all seats of the stage of which one is known."""
+        return {seat.replica: self.data_next(seat) for seat in sorted(self._promised) if seat.stage == stage}
 
     # --- the table --------------------------------------------------------------------------------
 
@@ -147,6 +170,24 @@ class Roster:
     def stage_active(self, stage: int, now: float) -> tuple[SeatRecord, ...]:
         """Records of the stage's active holders, in order of their replicas."""
         return tuple(r for r in self._holders(now) if r.seat.stage == stage and r.state is SeatState.ACTIVE)
+
+    def donors(self, stage: int, now: float, apart_from: PeerId | None = None) -> tuple[SeatRecord, ...]:
+        """Of each peer the newest live record that tells of a checkpoint of the stage, in seat order.
+
+        One that says `leaving` counts: its peer may still be there, as a spare or in another seat (DESIGN 4).
+        """
+        found: dict[PeerId, SeatRecord] = {}
+        for seat in sorted(seat for seat in self._seats if seat.stage == stage):
+            for peer, entry in self._seats[seat].items():
+                record, known = entry.record, found.get(peer)
+                is_newer = known is None or record.seq > known.seq
+                if peer != apart_from and now < entry.deadline and record.checkpoint_step >= 1 and is_newer:
+                    found[peer] = record
+        return tuple(found.values())
+
+    def checkpoint_seen(self, stage: int) -> int:
+        """Greatest outer step of a checkpoint that any record of the stage ever showed here."""
+        return self._checkpoint_step.get(stage, 0)
 
     def outer_step_seen(self, stage: int) -> int:
         """Greatest outer step that any record of the stage ever showed here: above 0, the stage has been trained."""
