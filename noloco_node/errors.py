@@ -31,6 +31,9 @@ class ExitCode(IntEnum):
     TARGET_MISSED = 24  # the run ended, but did not do what it was asked
     SWARM_UNREACHABLE = 25  # a command needed the live swarm and found no peer
     TRAINING_STALLED = 26  # the training thread made no progress
+    BAD_SIGNATURE = 27  # the run spec or the list of peers is not signed by the run's owner
+    NOT_ADMITTED = 28  # the owner's list of peers excludes this node
+    CLOCK_OFF = 29  # this machine's clock is further off the peers' than the run bears
     INTERRUPTED = 130  # second signal: ended at once
 
 
@@ -113,6 +116,18 @@ class TrainingStalled(NolocoError):
     code = ExitCode.TRAINING_STALLED
 
 
+class BadSignature(NolocoError):
+    code = ExitCode.BAD_SIGNATURE
+
+
+class NotAdmitted(NolocoError):
+    code = ExitCode.NOT_ADMITTED
+
+
+class ClockOff(NolocoError):
+    code = ExitCode.CLOCK_OFF
+
+
 class LocalProtocolError(Exception):
     """Our own side broke a protocol rule: a bug here."""
 
@@ -127,6 +142,14 @@ class RecordOutOfTime(RemoteProtocolError):
 
 class PeerLost(Exception):
     """The peer or the link to it is gone (INTERNAL, UNAVAILABLE, CANCELLED, a stall): never fatal."""
+
+
+class PeerRefused(PeerLost):
+    """The peer answers but does not serve us; `reason` is its own word for it."""
+
+    def __init__(self, words: str, reason: str) -> None:
+        super().__init__(words)
+        self.reason = reason
 
 
 class HopBusy(Exception):

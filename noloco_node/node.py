@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node import __version__
+from noloco_node.config.company import Company, PeerListFile
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import events as ev
@@ -85,6 +86,8 @@ class Node:
         self._lock_data_dir(closing)
         resolve_device(self.config.device)
         metrics = NodeMetrics(time.monotonic)
+        company = self._company()
+        company.load()
         peers = self._initial_peers()
         discovery = SwarmDiscovery(self._discovery_settings(peers), on_daemon=_daemon_watch(metrics))
         await discovery.start()
@@ -95,6 +98,7 @@ class Node:
         observer = Observers((metrics, vitals, history, Diary()))
         driver = self._driver(discovery, observer, vitals)
         discovery.on_signed = driver.doorkeeper.carry
+        driver.doorkeeper.barred = company.exclusion
         driver.doorkeeper.on_strike = lambda peer, reason: _struck(metrics, peer, reason)
         pages = _Pages(driver, vitals, metrics, discovery)
         server = StatusServer(pages.render, pages.status, pages.ready)
@@ -118,6 +122,8 @@ class Node:
         for helper in (_greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
             helper.start()
             closing.push_async_callback(helper.close)
+        company.watch(driver.forget_barred, driver.fail)
+        closing.push_async_callback(company.close)
         with self._run_file(discovery, port):
             stop.driver = driver
             left = await driver.run(self._started(peers))
@@ -149,6 +155,13 @@ class Node:
             key.acquire()
             key.release()
             raise
+
+    def _company(self) -> Company:
+        assert self.config.identity_file is not None
+        own = load_or_create_identity(self.config.identity_file).peer_id
+        path = self.config.peer_list
+        file = None if path is None else PeerListFile(path, self.spec.run_id, self.spec.swarm.owner)
+        return Company(own, self.config.deny_peers, file, time.time)
 
     def _initial_peers(self) -> tuple[str, ...]:
         """Without our own address: one list of peers may serve all nodes of a run."""

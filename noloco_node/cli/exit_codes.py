@@ -25,6 +25,9 @@ MEANINGS = {
     ExitCode.TARGET_MISSED: "The run ended, but did not reach what it was asked for.",
     ExitCode.SWARM_UNREACHABLE: "The command needed a running node or swarm, and none answered.",
     ExitCode.TRAINING_STALLED: "The training thread made no progress.",
+    ExitCode.BAD_SIGNATURE: "The run spec or the list of peers is not signed by the owner that the run spec names.",
+    ExitCode.NOT_ADMITTED: "The owner's list of peers excludes this node.",
+    ExitCode.CLOCK_OFF: "This machine's clock differs from its peers' by more than the run bears: set the clock.",
     ExitCode.INTERRUPTED: (
         "Interrupted: a second signal, Ctrl-C in a short command, or the grace time of a stop ended before the "
         "checkpoint was on disk."

@@ -1,29 +1,36 @@
-"""`noloco-node swarm new`: writes a run spec, commented and valid, to share with all who join."""
+"""`noloco-node swarm`: a run spec, commented and valid, to share with all who join; the owner's signature below it."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from noloco_node.config.model_config import read_model_config
+from noloco_node.config.peer_list import PeerList, checked_peer, read_peer_list, signed_list
 from noloco_node.config.presets import PRESETS, preset
 from noloco_node.config.run_spec import RunSpec
-from noloco_node.config.spec_file import build_run_spec, dump
+from noloco_node.config.spec_file import build_run_spec, dump, load_run_spec, parse_run_spec
+from noloco_node.config.spec_signing import replace_file, sign_spec_file, signed_text
+from noloco_node.discovery.identity import Identity, load_identity
 from noloco_node.errors import BadSpec
 
 SEED_BITS = 48
 INTERVALS_S = {"tiny": 10.0, "demo": 30.0}  # of the time clock; the others keep the run spec's default
 START_IN_S = 30
+DAY_S = 86_400
+SIGN_ADVICE = "name the owner's key, or sign the run spec with it first: noloco-node swarm sign"
+KEY_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group()
 def swarm() -> None:
-    """Begin a new swarm."""
+    """Begin a new swarm, sign its run spec, say who may take part."""
 
 
 @swarm.command()
@@ -59,18 +66,69 @@ def swarm() -> None:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Hugging Face config.json to train instead of the preset's model.",
 )
-def new(path: Path, base: str, **choices: Any) -> None:
+@click.option(
+    "--owner-key",
+    type=KEY_FILE,
+    help="Key file of the owner: the run spec names and is signed by it.  [default: an open run]",
+)
+def new(path: Path, base: str, owner_key: Path | None, **choices: Any) -> None:
     """Write a run spec to PATH (default swarm.toml). An existing file is never overwritten."""
     if choices["interval_s"] is not None and choices["clock"] != "time":
         raise click.UsageError("--interval goes with --clock time")
     spec = _spec(base, path, choices)
-    _write(path, dump(spec, config_file=_relative(choices["model_config"], path)))
+    text = dump(spec, config_file=_relative(choices["model_config"], path))
+    if owner_key is not None:
+        text = signed_text(text, path.absolute().parent, load_identity(owner_key))
+        spec = parse_run_spec(text, path.absolute().parent)
+    _write(path, text)
     click.echo(f"wrote {path} (run {spec.run_id})")
     for line in _words(spec):
         click.echo(line)
     click.echo(f"the first node:  noloco-node run --spec {path}")
     click.echo(f"all others:      noloco-node run --spec {path} --initial-peers ADDRESS")
     click.echo("ADDRESS is what a running node logs as node_up, or: noloco-node status --data-dir DIR --address")
+
+
+@swarm.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("swarm.toml"))
+@click.option("--key", type=KEY_FILE, required=True, help="Key file of the owner, as `noloco-node identity` makes it.")
+def sign(path: Path, key: Path) -> None:
+    """Name the key's owner in the run spec PATH and sign it. Naming an owner makes it another run."""
+    spec = sign_spec_file(path, load_identity(key))
+    click.echo(f"signed {path} (run {spec.run_id}, owner {spec.swarm.owner})")
+
+
+@swarm.command()
+@click.argument("path", type=click.Path(path_type=Path, dir_okay=False), default=Path("peers.json"))
+@click.option("--spec", type=click.Path(path_type=Path, dir_okay=False), default=Path("swarm.toml"), show_default=True)
+@click.option("--key", type=KEY_FILE, required=True, help="Key file of the run's owner.")
+@click.option("--allow", multiple=True, help="Peer id that may take part; from the first one on nobody else may.")
+@click.option("--deny", multiple=True, help="Peer id that may not.")
+@click.option("--forget", multiple=True, help="Peer id to take off both sides.")
+@click.option("--days", type=click.IntRange(min=1), help="No node takes the list up after so many.  [default: never]")
+def peers(path: Path, spec: Path, key: Path, days: int | None, **names: tuple[str, ...]) -> None:
+    """Write or change PATH (default peers.json), the signed list of who may take part.
+
+    Each change has a greater serial; nodes that run with --peer-list take it up within seconds.
+    """
+    changed = _changed_list(path, load_run_spec(spec), load_identity(key), days, names)
+    allowed = "everybody else" if changed.allow is None else f"{len(changed.allow)} allowed"
+    click.echo(f"wrote {path} (serial {changed.serial}): {len(changed.deny)} denied, {allowed}")
+
+
+def _changed_list(
+    path: Path, spec: RunSpec, owner: Identity, days: int | None, names: dict[str, tuple[str, ...]]
+) -> PeerList:
+    if spec.swarm.owner != owner.peer_id:
+        raise BadSpec(f"the run's owner is {spec.swarm.owner or 'nobody'}, the key is {owner.peer_id}", SIGN_ADVICE)
+    known = PeerList(spec.run_id, serial=0)
+    if path.exists():
+        known = read_peer_list(path, run=spec.run_id, owner=owner.peer_id)
+    expires_unix_s = int(time.time()) + days * DAY_S if days else 0
+    chosen = {side: [checked_peer(name, side) for name in found] for side, found in names.items()}
+    made = replace(known, expires_unix_s=expires_unix_s).changed(**chosen)
+    replace_file(path, signed_list(made, owner))
+    return made
 
 
 def _words(spec: RunSpec) -> list[str]:

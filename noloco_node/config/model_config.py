@@ -22,7 +22,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
         model = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"[model] config_file {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"[model] config_file {path} is not JSON: {error}") from error
     if not isinstance(model, dict):
         raise ValueError(f"[model] config_file {path} must hold one JSON object")

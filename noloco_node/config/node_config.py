@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from noloco_node.core import limits
 from noloco_node.core.types import Seat
+from noloco_node.discovery.identity import peer_public_key
 from noloco_node.discovery.settings import ReachSettings
 
 ENV_PREFIX = "NOLOCO_"
@@ -31,7 +32,7 @@ P2P_START_TIMEOUT_S = 60.0
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d{1,3})?)$"
 SEAT_PATTERN = r"^(auto|\d{1,5}\.\d{1,5})$"
 ADDRESS_PATTERN = re.compile(r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?$")
-PATH_FIELDS = ("spec", "data_dir", "identity_file")
+PATH_FIELDS = ("spec", "data_dir", "identity_file", "peer_list")
 
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
@@ -65,6 +66,8 @@ class NodeConfig(BaseSettings):
     listen: Addresses = Field((f"/ip4/0.0.0.0/tcp/{LISTEN_PORT}",), description="addresses to listen on", min_length=1)
     announce: Addresses = Field((), description="addresses to publish instead of those found")
     initial_peers: Addresses = Field((), description="peers to join by, /ip4/.../tcp/.../p2p/...; none = first node")
+    peer_list: Path | None = Field(None, description="list of peers, signed by the run's owner; read again on change")
+    deny_peers: Addresses = Field((), description="peer ids that this node neither serves nor counts")
     reachability: Literal["auto", "public", "private"] = Field("auto", description="can others dial this node?")
     relay: bool = Field(True, description="reach and be reached through relays")
     port_map: bool = Field(False, description="ask the router for a port (UPnP, NAT-PMP)")
@@ -78,7 +81,7 @@ class NodeConfig(BaseSettings):
     reinit_stage: bool = Field(False, description="draw the stage from the seed although it has trained")
     state_uploads_max: int = Field(limits.STATE_UPLOADS_MAX, description="newcomers served at once", ge=0, le=64)
 
-    @field_validator("listen", "announce", "initial_peers", mode="before")
+    @field_validator("listen", "announce", "initial_peers", "deny_peers", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -103,12 +106,22 @@ class NodeConfig(BaseSettings):
                 raise ValueError(f"{address!r} must end in /p2p/<peer id>")
         return value
 
+    @field_validator("deny_peers")
+    @classmethod
+    def _are_peer_ids(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in value:
+            try:
+                peer_public_key(peer)
+            except ValueError as error:
+                raise ValueError(f"{peer!r} is no peer id: {error}") from error
+        return value
+
     @field_validator("metrics_address")
     @classmethod
     def _is_ip(cls, value: str) -> str:
         return str(ip_address("127.0.0.1" if value == "localhost" else value))
 
-    @field_validator("spec", "data_dir", "identity_file")
+    @field_validator("spec", "data_dir", "identity_file", "peer_list")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         return value and Path(os.path.abspath(value.expanduser()))

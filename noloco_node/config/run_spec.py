@@ -57,11 +57,13 @@ class RunSpec(Section):
     timing: Timing = Field(default_factory=Timing)
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+    _signature: str = PrivateAttr("")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for rule in (_check_seats, _check_outer, _check_schedule, _check_timing, _check_sources):
             rule(self)
+        _check_canonical(self)
         check_model(self.model, self.swarm.num_stages)
         check_lengths(self.model, self.batch.sequence_length, self.tokenizer.kind)
         return self
@@ -70,9 +72,16 @@ class RunSpec(Section):
     def folder(self) -> Path:
         return self._folder
 
+    @property
+    def signature(self) -> str:
+        """The owner's, as hex; "" in an open run."""
+        return self._signature
+
     def canonical(self) -> bytes:
-        """JSON with sorted keys, defaults filled in and the model config embedded."""
+        """JSON with sorted keys, defaults filled in and the model config embedded. An open run has no owner in it."""
         value = self.model_dump(mode="python")
+        if not self.swarm.owner:
+            del value["swarm"]["owner"]
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
     @cached_property
@@ -150,6 +159,14 @@ class RunSpec(Section):
 
 def _total_steps(spec: RunSpec) -> int:
     return spec.inner.total_steps or spec.outer.inner_steps * spec.outer.total_outer_steps
+
+
+def _check_canonical(spec: RunSpec) -> None:
+    """Only a spec that has a canonical form has a run id."""
+    try:
+        spec.canonical()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"[model] holds what JSON cannot: {error}") from error
 
 
 def _check_seats(spec: RunSpec) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from noloco_node.core.types import Settings
+from noloco_node.discovery.identity import peer_public_key
 from noloco_node.training.settings import DataSettings, OptimizerSettings, TokenizerSettings
 
 SEED_MAX = (1 << 63) - 1  # TOML integers are signed 64 bit
@@ -27,10 +28,21 @@ class Section(BaseModel):
 
 class Swarm(Section):
     name: str = Field(description="for people; letters, digits, . _ -", pattern=NAME_PATTERN)
+    owner: str = Field("", description='peer id of the key that must have signed this file; "" = an open run')
     protocol_version: int = Field(description="what the nodes speak; others are turned away")
     seed: int = Field(0, description="every draw of the run comes from it", ge=0, le=SEED_MAX)
     num_stages: int = Field(description="pipeline stages the model's layers are cut into", ge=1)
     num_replicas: int = Field(description="seats per stage; vacant ones cost little", ge=1)
+
+    @field_validator("owner")
+    @classmethod
+    def _is_a_peer_id(cls, value: str) -> str:
+        try:
+            if value:
+                peer_public_key(value)
+        except ValueError as error:
+            raise ValueError(f"[swarm] owner {value[:80]!r} is no peer id of an ed25519 key: {error}") from error
+        return value
 
 
 class Data(Section):

@@ -1,4 +1,7 @@
-"""Reads and writes `swarm.toml`: broken TOML, unknown keys and impossible values each become one clear line."""
+"""Reads and writes `swarm.toml`: broken TOML, unknown keys and impossible values each become one clear line.
+
+A file that names an owner is read only with the owner's signature (`config.ownership`).
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,47 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from noloco_node.config.model_config import read_model_config
+from noloco_node.config.ownership import SECTION, checked_signature, signature_section
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import limits
-from noloco_node.errors import BadSpec, VersionMismatch
+from noloco_node.errors import BadSignature, BadSpec, VersionMismatch
 
 CAUSES_MAX = 3
 FILE_BYTES_MAX = limits.MIB
+INTEGER_END = 1 << 63
 ADVICE = "correct the run spec; `noloco-node swarm new` writes a valid one to compare with"
 
 
 def load_run_spec(path: Path | str) -> RunSpec:
-    """Raises BadSpec, or VersionMismatch when the file is of another protocol version."""
+    """Raises BadSpec; VersionMismatch when the file is of another protocol version; BadSignature when it names an
+    owner who has not signed it.
+    """
     path = Path(path).absolute()
     try:
-        return parse_run_spec(_read(path), path.parent)
-    except BadSpec as error:
-        raise BadSpec(f"{path}: {error.cause}", error.advice) from error
+        return parse_run_spec(read_text(path), path.parent)
+    except (BadSpec, BadSignature) as error:
+        raise type(error)(f"{path}: {error.cause}", error.advice) from error
 
 
 def parse_run_spec(text: str, folder: Path) -> RunSpec:
     """`folder`: where relative paths start."""
+    spec, section = parse_unsigned(text, folder)
+    spec._signature = checked_signature(spec, section)
+    return spec
+
+
+def parse_unsigned(text: str, folder: Path) -> tuple[RunSpec, object]:
+    """For whoever is about to sign it: the spec, and what stands in `[signature]`, not looked at."""
     try:
         table = tomllib.loads(text)
+        _check_numbers(table)
     except tomllib.TOMLDecodeError as error:
         raise BadSpec(f"not valid TOML: {error}", ADVICE) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets in brackets in ...
+        raise BadSpec(f"not readable as TOML: {error}", ADVICE) from error
+    section = table.pop(SECTION, None)
     _check_version(table)
-    return build_run_spec(_embed_model(table, folder), folder)
+    return build_run_spec(_embed_model(table, folder), folder), section
 
 
 def build_run_spec(table: Mapping[str, Any], folder: Path) -> RunSpec:
@@ -59,12 +77,16 @@ def dump(spec: RunSpec, config_file: str = "") -> str:
     if not config_file and None in spec.model.values():
         raise BadSpec("TOML cannot hold the nulls of this model config", "name it by [model] config_file")
     parts = [f"# Run spec of {spec.swarm.name}: every node of the run needs this very file.\n"]
-    for name, value in spec:
+    for name in RunSpec.model_fields:
+        value = getattr(spec, name)
         parts.append(_section(name, value) if isinstance(value, BaseModel) else _model(value, config_file))
+    if spec.signature:
+        parts.append(signature_section(spec.signature))
     return "\n".join(parts)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Raises BadSpec."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -76,6 +98,15 @@ def _read(path: Path) -> str:
     if len(content) > FILE_BYTES_MAX:
         raise BadSpec(f"larger than {FILE_BYTES_MAX} bytes", ADVICE)
     return text
+
+
+def _check_numbers(value: Any) -> None:
+    """TOML's integers have 64 bits; Python's reader takes any."""
+    if isinstance(value, int) and not -INTEGER_END <= value < INTEGER_END:
+        raise BadSpec("not valid TOML: an integer of more than 64 bits", ADVICE)
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_numbers(item)
 
 
 def _check_version(table: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
 from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord
+from noloco_node.driver.barring import departures
 from noloco_node.driver.clock import running_s
 from noloco_node.driver.closed_step_notes import noted, recalled
 from noloco_node.driver.doorkeeper import Doorkeeper
@@ -240,10 +241,16 @@ class Driver:
 
     def _learn(self, record: SeatRecord) -> None:
         lives_s = (record.expires - self.around.wall_ms()) / 1000
-        if lives_s > 0:
+        if lives_s > 0 and not self.doorkeeper.barred(record.peer):
             self.feed(ev.RecordLearnt(record, lives_s))
             if self.network is not None and self.introductions.due(record, self.machine.membership.seat):
                 self.spawn(self.introductions.greet(record.peer, self.network))
+
+    def forget_barred(self) -> None:
+        """The lists have changed: in our view, whoever they bar now has left its seat."""
+        roster, now = self.machine.membership.roster, self.around.clock()
+        for gone in departures(roster, self.doorkeeper.barred, now):
+            self.feed(ev.RecordLearnt(gone, max(0.001, (gone.expires - self.around.wall_ms()) / 1000)))
 
     async def _publish(self, effect: do.PublishRecord) -> None:
         async with self._publishing:

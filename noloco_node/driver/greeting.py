@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
-from noloco_node.errors import NolocoError, PeerLost, RemoteProtocolError
+from noloco_node.errors import NolocoError, NotAdmitted, PeerLost, PeerRefused, RemoteProtocolError
 from noloco_node.ports import PeerNetwork
 
 log = logging.getLogger(__name__)
 
+EXCLUDED = ("denied", "not allowed")  # the words of a list of peers; any other refusal passes with time
+
 
 class Greeting:
-    """`on_misfit` is told a WrongRun or VersionMismatch while no initial peer fits; otherwise it is only logged."""
+    """`on_misfit` is told a WrongRun, VersionMismatch or NotAdmitted while no initial peer fits; otherwise it is only
+    logged."""
 
     def __init__(self, network: PeerNetwork, peers: Iterable[PeerId], on_misfit: Callable[[NolocoError], None]) -> None:
         self._network = network
@@ -47,6 +50,9 @@ class Greeting:
         """The peer's misfit, None when it fits or cannot be asked."""
         try:
             await self._network.hello(peer)
+        except PeerRefused as error:
+            log.warning("initial peer %s does not serve us: %s", peer, error.reason)
+            return _not_admitted(peer, error.reason)
         except PeerLost as error:
             log.debug("%s does not answer yet: %s", peer, error)
             return None
@@ -64,3 +70,12 @@ class Greeting:
     def _judge(self, misfits: list[NolocoError]) -> None:
         if misfits and not self._one_fits:
             self._on_misfit(misfits[0])
+
+
+def _not_admitted(peer: PeerId, reason: str) -> NolocoError | None:
+    if reason not in EXCLUDED:
+        return None
+    return NotAdmitted(
+        f"the initial peer {peer} does not admit this node: {reason}",
+        "tell the owner of the run your peer id: noloco-node identity",
+    )

@@ -16,7 +16,7 @@ import grpc.aio
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
-from noloco_node.errors import HopBusy, PeerLost
+from noloco_node.errors import HopBusy, PeerLost, PeerRefused
 from noloco_node.ports import Gatekeeper
 from noloco_node.transport.exchange_codec import printable
 
@@ -54,13 +54,16 @@ async def close_call(call: Any) -> None:
 
 @contextmanager
 def peer_errors(peer: PeerId) -> Iterator[None]:
-    """Around every use of a call: raises PeerLost (HopBusy for RESOURCE_EXHAUSTED) in place of gRPC's errors."""
+    """Around every use of a call: raises PeerLost in place of gRPC's errors, HopBusy for RESOURCE_EXHAUSTED,
+    PeerRefused for PERMISSION_DENIED."""
     try:
         yield
     except grpc.aio.AioRpcError as fault:
         words = f"{fault.code().name.lower()}: {printable(fault.details() or '')}"
         if fault.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             raise HopBusy(words) from fault
+        if fault.code() is grpc.StatusCode.PERMISSION_DENIED:
+            raise PeerRefused(f"{peer}: {words}", printable(fault.details() or "")) from fault
         raise PeerLost(f"{peer}: {words}") from fault
     except (grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError) as fault:
         raise PeerLost(f"{peer}: {str(fault) or 'no answer in time'}") from fault
