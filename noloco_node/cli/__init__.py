@@ -18,6 +18,9 @@ COMMANDS = {
     "eval": Entry("noloco_node.cli.evaluation:evaluate", "Measure held-out perplexity."),
     "generate": Entry("noloco_node.cli.generation:generate", "Sample text from an exported model."),
     "identity": Entry("noloco_node.cli.identity:identity", "Show, create, export or import this node's key."),
+    "simulate": Entry(
+        "noloco_node.cli.simulate:simulate", "Run the node's state machine in simulated swarms, many times."
+    ),
     "version": Entry("noloco_node.cli.version:version", "Show versions of the node, the protocol and its libraries."),
 }
 
