@@ -35,6 +35,7 @@ class VirtualNode:
     meta: dict[int, tuple[Any, int, int]] = field(default_factory=dict)  # call -> (id, tokens, position)
     answers: dict[int, Any] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
+    arriving: int | None = None  # the hop that the machine is asked about now
     hops: dict[int, tuple[VirtualNode, int]] = field(default_factory=dict)
     log: list[tuple[float, object]] = field(default_factory=list)
     x: Fraction = Fraction(0)
@@ -134,7 +135,12 @@ class VirtualNode:
         self.later(0.001, ev.MicroBatchDrawn(call, e.n, 10))
 
     def do_AnswerBusy(self, e: do.AnswerBusy) -> None:
+        """At once, or later: handed back unbegun."""
         self.refused.add(e.call)
+        caller = self.calls.pop(e.call, None)
+        if caller is not None and self.arriving != e.call:
+            node, call = caller
+            node.later(HOP_S, ev.HopRefused(call, self.machine.membership.seat or Seat(0, 0)))
 
     def do_RunForward(self, e: do.RunForward) -> None:
         last = self.machine.flow is not None and self.machine.flow.is_last
@@ -154,7 +160,11 @@ class VirtualNode:
             call = next(self.swarm.calls)
             target.calls[call] = (self, e.call)
             self.hops[e.call] = (target, call)
+            target.arriving = call
+            target.arriving = call
             target.feed(ev.MicroBatchArrived(call, e.id, b"", 10, e.position))
+            target.arriving = None
+            target.arriving = None
             if call in target.refused:
                 self.later(HOP_S, ev.HopRefused(e.call, e.seat))
             else:
