@@ -98,6 +98,7 @@ class Membership:
         self._awaited: Effect | None = None
         self._deadline = math.inf
         self._confirmed_until = -math.inf
+        self._swept_s = -math.inf  # when the watched seats and the next of the table were last read
         self._progress = _Progress()
         self._watched: tuple[Seat, ...] = ()
 
@@ -151,11 +152,15 @@ class Membership:
         self._watched = tuple(seats)
 
     def publish_now(self, now: float) -> list[Effect]:
-        """Renew ahead of time, after a change worth telling. Nothing unless the seat is held and confirmed."""
+        """Renew ahead of time, after a change worth telling; read what is due to be read as well.
+
+        Nothing unless the seat is held and confirmed.
+        """
         if self._step is not Claiming.HOLDING or now >= self.confirmed_until:
             return []
         self._deadline = now + self._settings.renew_s
-        return [self._announcement(self._progress.state, self.claim)]
+        renewal = self._announcement(self._progress.state, self.claim)
+        return [renewal, *(self._sweep(now) if now >= self._swept_s + self._settings.renew_s else ())]
 
     def leave(self, now: float) -> list[Effect]:
         """Give the seat up for good: the last record says `leaving`."""
@@ -303,15 +308,18 @@ class Membership:
             return lost
         self._spare_allowed = True  # whoever held a seat once waits for the next
         self._wait(Claiming.HOLDING, now + self._settings.renew_s)
-        return [do.ReadSeats(self._table.advance((*self._own_seat, *self._watched)))]
+        return self._sweep(now)
 
     # --- holding ------------------------------------------------------------------------------------
 
     def _renew(self, now: float) -> list[Effect]:
         if now >= self.confirmed_until:
             return self._recheck(now)
-        seats = self._table.advance((*self._own_seat, *self._watched))
-        return [*self.publish_now(now), *self._offer_kept(now), do.ReadSeats(seats)]
+        return [*self.publish_now(now), *self._offer_kept(now)]
+
+    def _sweep(self, now: float) -> list[Effect]:
+        self._swept_s = now
+        return [do.ReadSeats(self._table.advance((*self._own_seat, *self._watched)))]
 
     def _recheck(self, now: float) -> list[Effect]:
         return self._read(self._own_seat, Claiming.RECHECKING, now)
