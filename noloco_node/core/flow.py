@@ -322,6 +322,8 @@ class MicroBatchFlow:
             self._memory[work.id] = self._steps_closed
             self.accounts.trained += work.own
             self.accounts.served += not work.own
+        else:
+            self.accounts.dropped += work.own  # it came back after the run was over here
         if work.own:
             return [do.ForgetMicroBatch(work.call)]
         return [do.ReturnGradient(work.call, work.loss_sum, work.loss_tokens, replayed=not work.count)]

@@ -98,12 +98,27 @@ class Machine:
         self._now = now
         if self._has_left:
             return []
-        if isinstance(event, ev.RecordLearnt | ev.StateLoaded):
-            self.lookout.heard()
-        if isinstance(event, ev.RecordLearnt):
-            self._compare(event)
         self._tell_membership()  # a renewal says what holds now
-        out = self.membership.handle(event, now)
+        if isinstance(event, ev.RecordLearnt):
+            return self._learn(event)
+        if isinstance(event, ev.StateLoaded):
+            self.lookout.heard()
+        return self._follow(event, self.membership.handle(event, now))
+
+    def _learn(self, event: ev.RecordLearnt) -> list[Effect]:
+        """Records come all the time and most only renew what is known: those change nothing and end here."""
+        seat = event.record.seat
+        before = self.view(seat), self.membership.seat, self.standing.reason
+        self._compare(event)
+        out = self.membership.handle(event, self._now)
+        if not out and before == (self.view(seat), self.membership.seat, self.standing.reason):
+            return out
+        self.lookout.heard()
+        return self._follow(event, out)
+
+    def _follow(self, event: ev.Event, out: list[Effect]) -> list[Effect]:
+        """What the membership made of an event is `out`: now the other parts, then the device."""
+        now = self._now
         if any(isinstance(effect, do.Leave) for effect in out):
             self.phase = Phase.LEFT
             return out

@@ -113,7 +113,11 @@ class Roster:
 
     def holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The live record with the least (claim, hash), whatever its state but leaving."""
-        return next(iter(self.live(seat, now)), None)
+        entries = self._seats.get(seat, {}).values()
+        occupying = [e.record for e in entries if now < e.deadline and e.record.state is not SeatState.LEAVING]
+        if len(occupying) > 1:
+            return min(occupying, key=standing)
+        return occupying[0] if occupying else None
 
     def active_holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The holder if it is active: a joining one is vacant for pairing and routing."""

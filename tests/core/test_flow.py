@@ -78,3 +78,15 @@ def test_a_micro_batch_that_breaks_every_replica_is_dropped_soon() -> None:
     last = run(flow, sent_first(flow), answers, until_s=limits.HOP_GIVE_UP_S / 2)
     assert do.ForgetMicroBatch(1) in last
     assert flow.accounts.dropped == 1
+
+
+def test_a_micro_batch_that_comes_back_after_the_end_is_dropped() -> None:
+    flow = MicroBatchFlow(SETTINGS, Seat(0, 0))
+    sent_first(flow)
+    flow.serve_only()
+    flow.gradient_arrived(ev.GradientArrived(1, 20.0, 10))
+    work = flow.gate.next_backward()
+    assert work is not None
+    assert flow.start_backward(work) == do.RunBackward(1, count=False)
+    assert flow.backward_done(ev.BackwardDone(1), 1.0) == [do.ForgetMicroBatch(1)]
+    assert (flow.accounts.trained, flow.accounts.dropped, flow.open) == (0, 1, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from virtual_swarm import VirtualSwarm
 
@@ -165,3 +167,15 @@ def test_after_a_restart_the_partner_hears_how_the_step_of_the_checkpoint_closed
     node.feed(ev.StateLoaded(1, 0, 8, "checkpoint", ClosedStep(5, last.outcome, "", last.partner, last.peer)))
     said = node.machine.handle(ev.ExchangeMessageReceived(partner.peer, Ask(5)), swarm.now)
     assert do.SendExchange(partner.peer, Wait(5)) in said  # a note that cannot be true is not believed
+
+
+def test_a_record_that_renews_what_is_known_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm = VirtualSwarm(settings(total_outer_steps=0, start_seats=4))
+    node, other = swarm.node(0, 0), swarm.node(1, 0)
+    swarm.run(60.0, until=lambda: len(node.closed) >= 1)
+    assert other.record is not None
+    lives_s = other.record.expires / 1000 - swarm.now + 1
+    newer = dataclasses.replace(other.record, seq=other.record.seq + 1, expires=other.record.expires + 1000)
+    monkeypatch.setattr(type(node.machine), "_settle", lambda machine: pytest.fail("nothing is to be settled"))
+    assert node.machine.handle(ev.RecordLearnt(newer, lives_s), swarm.now) == []
+    assert newer in node.machine.membership.roster.live(other.record.seat, swarm.now)
