@@ -18,10 +18,12 @@ from micro_batch_audit import Line, Tokens, audit, tokens
 
 from noloco_node.errors import BadCheckpoint
 from noloco_node.training import checkpoint
-from noloco_node.training.evaluation import evaluate_checkpoints, evaluate_initial
-from noloco_node.training.export import find_checkpoints
+from noloco_node.training.evaluation import evaluate_initial, perplexity, whole_model
+from noloco_node.training.export import average_stages, collect, find_checkpoints
+from noloco_node.training.reader import held_out_rows
 
 LOSS_RATIO_MAX = 1.05
+ROWS = 256  # held-out rows, the same for both runs
 EQUAL_TOKENS = (
     "the undisturbed run goes on until its first stage has trained at least as many tokens as that of the chaos run "
     "did, what restarts undid and did again counted each time; learning rate constant, averaged newest checkpoints"
@@ -63,11 +65,13 @@ def trained(swarm: ChaosSwarm) -> Trained:
     """Held-out loss of the averaged model, and how much went into it."""
     torch.set_num_threads(2)
     lines = histories(swarm)
-    report = evaluate_checkpoints(checkpoint_files(swarm), swarm.spec.training_settings())
+    found = collect(checkpoint_files(swarm))
+    rows = held_out_rows(swarm.spec.training_settings(), ROWS)
+    loss = perplexity(whole_model(found.meta.model, average_stages(found), "cpu"), rows).loss
     closed = [line for node in lines.values() for line in node if line["kind"] == "outer"]
     outcomes = Counter(line["outcome"] for line in closed)
     reasons = Counter(line["reason"] for line in closed if line["outcome"] == "solo")
-    return Trained(report.average.loss, tokens(lines), dict(outcomes), dict(reasons))
+    return Trained(loss, tokens(lines), dict(outcomes), dict(reasons))
 
 
 def checkpoint_files(swarm: ChaosSwarm) -> list[Path]:
@@ -108,7 +112,7 @@ def summary(
         "network": chaos.network.words,
         "equal_tokens": EQUAL_TOKENS,
         "loss": {
-            "initial": round(evaluate_initial(chaos.spec.training_settings()).loss, 4),
+            "initial": round(evaluate_initial(chaos.spec.training_settings(), rows_max=ROWS).loss, 4),
             "chaos": round(disturbed.loss, 4),
             "undisturbed": round(undisturbed.loss, 4),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from noloco_node.config.presets import preset
 from noloco_node.config.run_spec import RunSpec
@@ -21,13 +22,22 @@ TIMING = {
 }
 
 
-def chaos_spec(stages: int, replicas: int, *, seed: int = 1, hidden: int = 64) -> RunSpec:
+def chaos_spec(
+    stages: int,
+    replicas: int,
+    *,
+    seed: int = 1,
+    hidden: int = 64,
+    batch: dict[str, Any] | None = None,
+    outer: dict[str, Any] | None = None,
+    timing: dict[str, Any] | None = None,
+) -> RunSpec:
     """The learning rate is constant: a run that lost time is not at another place of a schedule."""
     return preset(
         "tiny",
         swarm={"name": "chaos", "num_stages": stages, "num_replicas": replicas, "seed": seed},
         model={"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": 2 * stages},
-        batch={"sequence_length": 64, "micro_batch_size": 8, "micro_batches": 2},
+        batch={"sequence_length": 64, "micro_batch_size": 8, "micro_batches": 2, **(batch or {})},
         inner={"learning_rate": 2e-3, "warmup_steps": 0, "total_steps": 1_000_000, "final_lr_ratio": 1.0},
         outer={
             "clock": "time",
@@ -36,6 +46,7 @@ def chaos_spec(stages: int, replicas: int, *, seed: int = 1, hidden: int = 64) -
             "inner_steps": INNER_STEPS,
             "total_outer_steps": 0,
             "start_seats": stages * replicas,
+            **(outer or {}),
         },
-        timing=TIMING,
+        timing={**TIMING, **(timing or {})},
     )

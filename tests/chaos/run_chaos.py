@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -81,6 +82,7 @@ def main() -> int:
     options.add_argument("--replicas", type=int, default=4)
     options.add_argument("--data-dir", type=Path, help="keep the nodes' files here")
     chosen = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended
     with tempfile.TemporaryDirectory(prefix="noloco-chaos-") as scratch:
         folder = chosen.data_dir or Path(scratch)
         found = chaos(folder, chosen.stages, chosen.replicas, chosen.seed, Plan(chosen.seconds), _say)
