@@ -1,6 +1,7 @@
 # One entry for people, hooks and CI. `make setup` builds .venv; every other target does so when it is missing.
 #   PYTHON=python3.12        the interpreter to build .venv with
 #   TORCH_INDEX=URL          package index to take torch from (another build: CPU, CUDA); empty: pip's own choice
+#   JSON=F SECONDS=600 SEED=1  of `make chaos`: where the figures go, how long the faults last, which faults
 #   CHECK_TESTS=0            `make check` without the fast tests; so it is in `make check test`, where all tests follow
 PYTHON ?= $(shell for name in python3.11 python3; do $$name -c '' 2>/dev/null && echo $$name && break; done)
 TORCH_INDEX ?=
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo test check fast format proto docs clean
+.PHONY: setup demo chaos test check fast format proto docs clean
 
 setup: $(STAMP)
 
@@ -27,6 +28,12 @@ $(STAMP): pyproject.toml requirements.lock
 DEMO_JSON ?= demo/summary.json
 demo: setup
 	$(BIN)/noloco-node demo --data-dir demo --json $(DEMO_JSON)
+
+JSON ?= chaos/summary.json
+SECONDS ?= 600
+SEED ?= 1
+chaos: setup
+	$(BIN)/python tests/chaos/run_chaos.py --json $(JSON) --seconds $(SECONDS) --seed $(SEED)
 
 test: setup
 	$(BIN)/pytest tests --durations=15

@@ -28,6 +28,7 @@ from noloco_node.core import limits
 from noloco_node.core.types import Seat
 
 START_MAX_S = 240.0
+SETTLE_MAX_S = 60.0  # a node that was started last may need a while on a busy machine
 PEERS_NAMED = 3  # addresses that a node that starts is given
 LOOK_S = 0.2
 POLL_SLACK_S = 5.0  # a busy machine answers late
@@ -225,6 +226,14 @@ class ChaosSwarm:
             time.sleep(LOOK_S)
 
     # --- what is left -----------------------------------------------------------------------------
+
+    def settle(self) -> list[str]:
+        """Go on without faults until every seat is held, or SETTLE_MAX_S; the seats that are vacant even then."""
+        deadline_s = time.monotonic() + SETTLE_MAX_S
+        while self.vacant_seats() and time.monotonic() < deadline_s:
+            self.look()
+            time.sleep(LOOK_S)
+        return self.vacant_seats()
 
     def vacant_seats(self) -> list[str]:
         """Seats of the table that no running node says it works at."""

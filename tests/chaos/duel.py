@@ -118,7 +118,7 @@ class Duel:
             ]
             both = {step for step in paired[0] & paired[1] if step > after}
             if both:
-                return min(both)
+                return int(min(both))
             time.sleep(0.2)
         raise AssertionError(f"no pair after step {after}\n{self.last_words()}")
 

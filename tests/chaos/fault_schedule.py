@@ -14,7 +14,7 @@ from noloco_node.core import seed as draws
 
 WORD = "chaos"  # separates these draws from the swarm's own
 RANGE = 1 << 64
-BACK_S = 20.0  # after the end of a fault a node is left alone for so long: a start takes most of it
+BACK_S = 20.0
 
 
 class Action(StrEnum):
@@ -56,7 +56,8 @@ class Lengths:
 class Plan:
     """Faults begin between `calm_before_s` and `seconds - calm_after_s`, `gap_s` apart on average.
 
-    The same deck of faults is dealt again and again, shuffled: none is forgotten. `deck` may leave some out.
+    The same deck of faults is dealt again and again, shuffled: none is forgotten. `deck` may leave some out. After
+    the end of a fault a node is left alone for `back_s`: a start takes most of it.
     """
 
     seconds: float
@@ -64,6 +65,7 @@ class Plan:
     calm_before_s: float = 10.0
     calm_after_s: float = 60.0
     lengths: Lengths = Lengths()
+    back_s: float = BACK_S
     deck: tuple[Action, ...] = (
         Action.KILL,
         Action.KILL,
@@ -107,7 +109,7 @@ class _Planner:
         yield Deed(round(now_s, 2), action, node)
         last_s = self.plan.seconds - self.plan.calm_after_s
         end_s = round(min(now_s + self._length(), last_s), 2)
-        self.busy_until[node] = end_s + BACK_S
+        self.busy_until[node] = end_s + self.plan.back_s
         if action in UNDONE_BY:
             yield Deed(end_s, UNDONE_BY[action], node)
         if action is Action.LEAVE:
@@ -119,7 +121,7 @@ class _Planner:
         newcomer = f"new{self.joined}"
         self.joined += 1
         self.nodes.append(newcomer)
-        self.busy_until[newcomer] = at_s + BACK_S
+        self.busy_until[newcomer] = at_s + self.plan.back_s
         return newcomer
 
     def _shuffled(self) -> list[Action]:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def chaos(folder: Path, stages: int, replicas: int, seed: int, plan: Plan, say: 
         deeds = schedule(seed, swarm.names, possible(plan, swarm.network))
         say(f"all nodes train; {len(deeds)} deeds in {plan.seconds:.0f} s")
         swarm.run(deeds, plan.seconds)
-        vacant = swarm.vacant_seats()
+        vacant = swarm.settle()
         swarm.stop()
         orphans = swarm.orphans()
         disturbed = trained(swarm)
@@ -47,7 +48,7 @@ def chaos(folder: Path, stages: int, replicas: int, seed: int, plan: Plan, say: 
 def possible(plan: Plan, network: NetworkLab) -> Plan:
     """Without the cuts, where no link can be cut."""
     deck = tuple(action for action in plan.deck if network.can_cut or action is not Action.CUT)
-    return Plan(plan.seconds, plan.gap_s, plan.calm_before_s, plan.calm_after_s, plan.lengths, deck)
+    return replace(plan, deck=deck)
 
 
 def run_undisturbed(
