@@ -31,12 +31,14 @@ from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
 from noloco_node.discovery.identity import IdentityLock, load_or_create_identity
 from noloco_node.discovery.settings import DiscoverySettings
-from noloco_node.driver.clock import running_s
+from noloco_node.driver.clock import SteadyClock, running_s
+from noloco_node.driver.clock_watch import ClockWatch
 from noloco_node.driver.data_dir_lock import data_dir_locked
 from noloco_node.driver.driver import Driver, Surroundings
 from noloco_node.driver.greeting import Greeting
 from noloco_node.driver.hop_rules import HopForm
 from noloco_node.driver.open_files import raise_open_files_limit
+from noloco_node.driver.peer_clocks import PeerClocks
 from noloco_node.driver.stop_signals import StopSignals
 from noloco_node.errors import BadConfig, DiskFailed, ExitCode, NolocoError
 from noloco_node.ports import Trainer
@@ -55,6 +57,7 @@ from noloco_node.transport.network import GrpcNetwork, Handlers
 
 RUN_FILE = "node.json"
 INCARNATION_BITS = 63
+CLOCK_ERROR_SHARE = 0.25  # of skew_max_s: a clock measured less exactly is not measured
 NO_PROGRESS_S = 300.0  # without an inner step for so long a training node is not ready
 
 log = logger("node")
@@ -89,14 +92,17 @@ class Node:
         company = self._company()
         company.load()
         peers = self._initial_peers()
-        discovery = SwarmDiscovery(self._discovery_settings(peers), on_daemon=_daemon_watch(metrics))
+        steady = SteadyClock()
+        settings = self._discovery_settings(peers)
+        discovery = SwarmDiscovery(settings, now_ms=steady.now_ms, on_daemon=_daemon_watch(metrics))
         await discovery.start()
         closing.push_async_callback(discovery.close)
         vitals = Vitals(time.monotonic)
         history = HistoryLog(self.run_dir / "history.jsonl", time.time)
         closing.callback(history.close)
         observer = Observers((metrics, vitals, history, Diary()))
-        driver = self._driver(discovery, observer, vitals)
+        driver = self._driver(discovery, observer, vitals, steady)
+        clocks = PeerClocks(steady.now_s, running_s, settings.skew_max_s * CLOCK_ERROR_SHARE)
         discovery.on_signed = driver.doorkeeper.carry
         driver.doorkeeper.barred = company.exclusion
         driver.doorkeeper.on_strike = lambda peer, reason: _struck(metrics, peer, reason)
@@ -115,11 +121,13 @@ class Node:
             activation_bytes_max=self.spec.hop_bytes,
             uploads_max=self.config.state_uploads_max,
             on_upload=metrics.count_state_upload,
+            clocks=clocks,
         )
         await network.start(Handlers(driver, driver, driver))
         closing.push_async_callback(network.close)
         driver.plug(network)
-        for helper in (_greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
+        watch = _clock_watch(clocks, steady, driver, metrics, len(_peer_ids(peers)))
+        for helper in (watch, _greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
             helper.start()
             closing.push_async_callback(helper.close)
         company.watch(driver.forget_barred, driver.fail)
@@ -191,9 +199,9 @@ class Node:
             reach=config.reach_settings(),
         )
 
-    def _driver(self, discovery: SwarmDiscovery, observer: Observers, vitals: Vitals) -> Driver:
+    def _driver(self, discovery: SwarmDiscovery, observer: Observers, vitals: Vitals, steady: SteadyClock) -> Driver:
         settings = self.spec.core_settings()
-        start_s = running_s() + self.spec.outer.start_unix_s - time.time()
+        start_s = running_s() + self.spec.outer.start_unix_s - steady.now_s()
         incarnation = secrets.randbits(INCARNATION_BITS)
         machine = Machine(settings, discovery.peer_id, incarnation, self.config.wanted_seat, start_s)
         around = Surroundings(
@@ -205,6 +213,7 @@ class Node:
             hop_form=HopForm(self.spec.pipeline.wire_dtype, self.spec.hop_shape),
             progress=lambda: (vitals.tokens_per_s, vitals.loss),
             version=__version__,
+            wall_ms=steady.now_ms,
         )
         return Driver(machine, around)
 
@@ -271,7 +280,26 @@ def _greeting(network: GrpcNetwork, driver: Driver, addresses: tuple[str, ...]) 
         if driver.machine.phase is Phase.JOINING:
             driver.fail(error)
 
-    return Greeting(network, {PeerId(address.rsplit("/p2p/", 1)[-1]) for address in addresses}, misfit)
+    return Greeting(network, _peer_ids(addresses), misfit)
+
+
+def _peer_ids(addresses: tuple[str, ...]) -> set[PeerId]:
+    return {PeerId(address.rsplit("/p2p/", 1)[-1]) for address in addresses}
+
+
+def _clock_watch(
+    clocks: PeerClocks, steady: SteadyClock, driver: Driver, metrics: NodeMetrics, known_peers: int
+) -> ClockWatch:
+    """A clock that is too far off ends the node only before its first seat."""
+    return ClockWatch(
+        clocks,
+        steady,
+        driver.machine.settings.skew_max_s,
+        is_starting=lambda: driver.trainer is None,
+        on_off=driver.fail,
+        show=metrics.set_clock_offset,
+        known_peers=known_peers,
+    )
 
 
 LEAVE_ADVICE = {

@@ -253,6 +253,19 @@ class Gatekeeper(Protocol):
     def strike(self, peer: PeerId, reason: str) -> None: ...
 
 
+class ClockBook(Protocol):
+    """Wall clocks, measured peer to peer by every Hello."""
+
+    def wall_s(self) -> float:
+        """Our own, unix seconds."""
+        ...
+
+    def measured(self, peer: PeerId, ahead_s: float, error_s: float, *, asked: bool) -> None:
+        """Ours is `ahead_s` ahead of the peer's, give or take `error_s`. `asked`: the answer to a Hello of ours; else
+        what a caller said of itself."""
+        ...
+
+
 class PeerStreams(Protocol):
     """Authenticated byte streams between peers: libp2p, behind discovery's door."""
 

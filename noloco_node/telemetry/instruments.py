@@ -96,6 +96,9 @@ class Instruments:
         self.checkpoint = self._histogram("checkpoint_seconds", "To write one checkpoint", CHECKPOINT_BUCKETS_S)
         self.start_time = self._gauge("start_timestamp_seconds", "Unix time at which the node started")
         self.start_time.set_to_current_time()
+        self.clock_offset = self._gauge(
+            "clock_offset_seconds", "This machine's clock minus its peers' (median), measured by Hello"
+        )
         self.memory = self._gauge("resident_memory_bytes", "Resident memory of the node's process")
         self.memory.set_function(resident_bytes)
 

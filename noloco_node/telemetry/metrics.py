@@ -87,6 +87,9 @@ class NodeMetrics:
     def set_peers(self, peers: int) -> None:
         self.instruments.peers.set(peers)
 
+    def set_clock_offset(self, ahead_s: float) -> None:
+        self.instruments.clock_offset.set(ahead_s)
+
     def count_strike(self, reason: str) -> None:
         self.instruments.strikes.labels(bounded(reason, STRIKES)).inc()
 

@@ -6,6 +6,7 @@ Owns their order of start and close, and the rule that one event loop per proces
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from noloco_node.core import limits
 from noloco_node.core.types import Offer, OfferAnswer, PeerId
 from noloco_node.errors import LocalProtocolError
 from noloco_node.ports import (
+    ClockBook,
     ExchangeHandler,
     Gatekeeper,
     HopAnswer,
@@ -46,6 +48,16 @@ class Handlers:
     pipeline: PipelineHandler
     exchange: ExchangeHandler
     state: StateHandler
+
+
+class WallOnly:
+    """`ClockBook` port of commands that only ask: keeps no book."""
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    def measured(self, peer: PeerId, ahead_s: float, error_s: float, *, asked: bool) -> None:
+        return None
 
 
 class LoopGuard:
@@ -81,9 +93,11 @@ class GrpcNetwork:
         activation_bytes_max: int = limits.ACTIVATION_BYTES_MAX,
         uploads_max: int | None = None,
         on_upload: Callable[[bool], None] = lambda complete: None,
+        clocks: ClockBook | None = None,
     ) -> None:
         self._gatekeeper = gatekeeper
         self._identity = identity
+        self._clocks = clocks or WallOnly()
         self._meter = Meter(traffic)
         self._activation_bytes_max = activation_bytes_max
         self._uploads_max = uploads_max
@@ -91,7 +105,7 @@ class GrpcNetwork:
         self.tunnel = Tunnel(streams, directory)
         self.channels = Channels(self.tunnel)
         self.exchange = GrpcExchangeHub(self.channels, gatekeeper, self._meter, identity.run)
-        self._node = NodeClient(self.channels, gatekeeper, identity)
+        self._node = NodeClient(self.channels, gatekeeper, identity, self._clocks)
         self._hops = HopClient(self.channels, gatekeeper, self._meter)
         self._states = StateClient(self.channels, gatekeeper, self._meter)
         self._shelf: StateShelf | None = None
@@ -115,7 +129,7 @@ class GrpcNetwork:
         door = Door(self._gatekeeper, self.tunnel.directory)
         self._shelf = StateShelf(handlers.state, self._uploads_max, self._on_upload)
         services = Services(
-            NodeService(door, self._identity, handlers.exchange, handlers.state),
+            NodeService(door, self._identity, self._clocks, handlers.exchange, handlers.state),
             HopService(door, handlers.pipeline, self._meter, self._activation_bytes_max),
             ExchangeService(door, self.exchange),
             StateService(door, self._shelf, self._meter),

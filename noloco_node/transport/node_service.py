@@ -8,7 +8,7 @@ from typing import Any
 from noloco_node.core import limits
 from noloco_node.core.types import Offer, OfferAnswer, PeerId
 from noloco_node.errors import HopBusy, PeerLost, RemoteProtocolError, VersionMismatch, WrongRun
-from noloco_node.ports import ExchangeHandler, Gatekeeper, StateHandler
+from noloco_node.ports import ClockBook, ExchangeHandler, Gatekeeper, StateHandler
 from noloco_node.transport.calls import learn_record, peer_errors, record_metadata
 from noloco_node.transport.channels import Channels, Lane
 from noloco_node.transport.door import Context, Door
@@ -27,19 +27,26 @@ ANSWER_OF = {number: answer for answer, number in ANSWERS.items()}
 class NodeService(node_pb2_grpc.NodeServiceServicer):
     """Answers for this node. A Hello is answered even to those who do not fit, so that they learn why."""
 
-    def __init__(self, door: Door, identity: RunIdentity, exchange: ExchangeHandler, state: StateHandler) -> None:
+    def __init__(
+        self, door: Door, identity: RunIdentity, clocks: ClockBook, exchange: ExchangeHandler, state: StateHandler
+    ) -> None:
         self._door = door
         self._identity = identity
+        self._clocks = clocks
         self._exchange = exchange
         self._state = state
 
     async def Hello(self, request: node_pb2.HelloRequest, context: Context) -> node_pb2.HelloReply:
-        if self._identity.fits(request.run, request.protocol):
-            await self._door.admit(context, needs_lease=False)
+        own, now_s = self._identity, self._clocks.wall_s()
+        if own.fits(request.run, request.protocol):
+            peer = await self._door.admit(context, needs_lease=False)
+            if request.unix_ms:
+                self._clocks.measured(peer, now_s - request.unix_ms / 1000, 0.0, asked=False)
         else:
             await self._door.caller(context)
-        own = self._identity
-        return node_pb2.HelloReply(run=own.run, protocol=own.protocol, version=own.version)
+        return node_pb2.HelloReply(
+            run=own.run, protocol=own.protocol, version=own.version, unix_ms=int(self._clocks.wall_s() * 1000)
+        )
 
     async def Offer(self, request: node_pb2.OfferRequest, context: Context) -> node_pb2.OfferReply:
         peer = await self._door.admit(context, needs_lease=True)
@@ -56,18 +63,31 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 class NodeClient:
     """Short calls on the control channel."""
 
-    def __init__(self, channels: Channels, gatekeeper: Gatekeeper, identity: RunIdentity) -> None:
+    def __init__(self, channels: Channels, gatekeeper: Gatekeeper, identity: RunIdentity, clocks: ClockBook) -> None:
         self._channels = channels
         self._gatekeeper = gatekeeper
         self._identity = identity
+        self._clocks = clocks
 
     async def hello(self, peer: PeerId) -> dict[str, Any]:
-        own = self._identity
-        request = node_pb2.HelloRequest(run=own.run, protocol=own.protocol, version=own.version)
-        reply = await self._call(peer, "Hello", request)
+        """Asks again at once when the first answer took long: dialling is in it, and it would not measure a clock."""
+        reply, took_s = await self._hello(peer)
+        if took_s > limits.CLOCK_HELLO_S:
+            reply, took_s = await self._hello(peer)
         theirs = RunIdentity(printable(reply.run), reply.protocol, printable(reply.version))
-        check_fit(own, theirs)
+        check_fit(self._identity, theirs)
+        if reply.unix_ms:
+            ahead_s = self._clocks.wall_s() - took_s / 2 - reply.unix_ms / 1000
+            self._clocks.measured(peer, ahead_s, took_s / 2, asked=True)
         return {"peer": peer, "run": theirs.run, "protocol": theirs.protocol, "version": theirs.version}
+
+    async def _hello(self, peer: PeerId) -> tuple[Any, float]:
+        """The answer and how long it took."""
+        own, asked_s = self._identity, self._clocks.wall_s()
+        reply = await self._call(peer, "Hello", node_pb2.HelloRequest(
+            run=own.run, protocol=own.protocol, version=own.version, unix_ms=int(asked_s * 1000)
+        ))  # fmt: skip
+        return reply, max(0.0, self._clocks.wall_s() - asked_s)
 
     async def offer(self, peer: PeerId, offer: Offer) -> OfferAnswer:
         request = node_pb2.OfferRequest(

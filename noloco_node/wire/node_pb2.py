@@ -25,27 +25,27 @@ _sym_db = _symbol_database.Default()
 from noloco_node.wire import record_pb2 as noloco_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14noloco/v1/node.proto\x12\tnoloco.v1\x1a\x16noloco/v1/record.proto\">\n\x0cHelloRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\"<\n\nHelloReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\"f\n\x0cOfferRequest\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x1f\n\x06sender\x18\x02 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12!\n\x08receiver\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.Seat\"4\n\nOfferReply\x12&\n\x06\x61nswer\x18\x01 \x01(\x0e\x32\x16.noloco.v1.OfferAnswer\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t*t\n\x0bOfferAnswer\x12\x1c\n\x18OFFER_ANSWER_UNSPECIFIED\x10\x00\x12\x17\n\x13OFFER_ANSWER_AGREED\x10\x01\x12\x16\n\x12OFFER_ANSWER_LATER\x10\x02\x12\x16\n\x12OFFER_ANSWER_TAKEN\x10\x03\x32\xbb\x01\n\x0bNodeService\x12\x37\n\x05Hello\x12\x17.noloco.v1.HelloRequest\x1a\x15.noloco.v1.HelloReply\x12\x37\n\x05Offer\x12\x17.noloco.v1.OfferRequest\x1a\x15.noloco.v1.OfferReply\x12:\n\x06Status\x12\x18.noloco.v1.StatusRequest\x1a\x16.noloco.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14noloco/v1/node.proto\x12\tnoloco.v1\x1a\x16noloco/v1/record.proto\"O\n\x0cHelloRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07unix_ms\x18\x04 \x01(\x04\"M\n\nHelloReply\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07unix_ms\x18\x04 \x01(\x04\"f\n\x0cOfferRequest\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x1f\n\x06sender\x18\x02 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12!\n\x08receiver\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.Seat\"4\n\nOfferReply\x12&\n\x06\x61nswer\x18\x01 \x01(\x0e\x32\x16.noloco.v1.OfferAnswer\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t*t\n\x0bOfferAnswer\x12\x1c\n\x18OFFER_ANSWER_UNSPECIFIED\x10\x00\x12\x17\n\x13OFFER_ANSWER_AGREED\x10\x01\x12\x16\n\x12OFFER_ANSWER_LATER\x10\x02\x12\x16\n\x12OFFER_ANSWER_TAKEN\x10\x03\x32\xbb\x01\n\x0bNodeService\x12\x37\n\x05Hello\x12\x17.noloco.v1.HelloRequest\x1a\x15.noloco.v1.HelloReply\x12\x37\n\x05Offer\x12\x17.noloco.v1.OfferRequest\x1a\x15.noloco.v1.OfferReply\x12:\n\x06Status\x12\x18.noloco.v1.StatusRequest\x1a\x16.noloco.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco.v1.node_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OFFERANSWER']._serialized_start=389
-  _globals['_OFFERANSWER']._serialized_end=505
+  _globals['_OFFERANSWER']._serialized_start=423
+  _globals['_OFFERANSWER']._serialized_end=539
   _globals['_HELLOREQUEST']._serialized_start=59
-  _globals['_HELLOREQUEST']._serialized_end=121
-  _globals['_HELLOREPLY']._serialized_start=123
-  _globals['_HELLOREPLY']._serialized_end=183
-  _globals['_OFFERREQUEST']._serialized_start=185
-  _globals['_OFFERREQUEST']._serialized_end=287
-  _globals['_OFFERREPLY']._serialized_start=289
-  _globals['_OFFERREPLY']._serialized_end=341
-  _globals['_STATUSREQUEST']._serialized_start=343
-  _globals['_STATUSREQUEST']._serialized_end=358
-  _globals['_STATUSREPLY']._serialized_start=360
-  _globals['_STATUSREPLY']._serialized_end=387
-  _globals['_NODESERVICE']._serialized_start=508
-  _globals['_NODESERVICE']._serialized_end=695
+  _globals['_HELLOREQUEST']._serialized_end=138
+  _globals['_HELLOREPLY']._serialized_start=140
+  _globals['_HELLOREPLY']._serialized_end=217
+  _globals['_OFFERREQUEST']._serialized_start=219
+  _globals['_OFFERREQUEST']._serialized_end=321
+  _globals['_OFFERREPLY']._serialized_start=323
+  _globals['_OFFERREPLY']._serialized_end=375
+  _globals['_STATUSREQUEST']._serialized_start=377
+  _globals['_STATUSREQUEST']._serialized_end=392
+  _globals['_STATUSREPLY']._serialized_start=394
+  _globals['_STATUSREPLY']._serialized_end=421
+  _globals['_NODESERVICE']._serialized_start=542
+  _globals['_NODESERVICE']._serialized_end=729
 # @@protoc_insertion_point(module_scope)

@@ -18,24 +18,28 @@ OFFER_ANSWER_LATER: OfferAnswer
 OFFER_ANSWER_TAKEN: OfferAnswer
 
 class HelloRequest(_message.Message):
-    __slots__ = ("run", "protocol", "version")
+    __slots__ = ("run", "protocol", "version", "unix_ms")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     run: str
     protocol: int
     version: str
-    def __init__(self, run: _Optional[str] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    unix_ms: int
+    def __init__(self, run: _Optional[str] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("run", "protocol", "version")
+    __slots__ = ("run", "protocol", "version", "unix_ms")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     run: str
     protocol: int
     version: str
-    def __init__(self, run: _Optional[str] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    unix_ms: int
+    def __init__(self, run: _Optional[str] = ..., protocol: _Optional[int] = ..., version: _Optional[str] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
     __slots__ = ("outer_step", "sender", "receiver")

@@ -171,3 +171,29 @@ def test_node_named_as_its_own_initial_peer_starts_alone(folder: Path) -> None:
         assert node.stop() == ExitCode.OK
     with RunningNode(spec, folder / "self", own) as node:
         node.until(lambda node: node.status["phase"] == "training" and node.said("starting_alone"))
+
+
+CLOCK_AHEAD = (  # of the node's own parts: gRPC computes its deadlines by `time.time` and hands them to another clock
+    "import sys, time; from noloco_node.driver import clock\n"
+    "class Ahead(clock.SteadyClock):\n"
+    "    def __init__(self): super().__init__(lambda: time.time() + {0})\n"
+    "clock.SteadyClock = Ahead\n"
+    "from noloco_node.cli import main; sys.exit(main())"
+)
+
+
+def test_node_whose_clock_is_off_is_told_by_how_much(host: RunningNode, folder: Path) -> None:
+    program = (sys.executable, "-c", CLOCK_AHEAD.format(-3600))
+    ended = run_to_end(flags(host.spec, folder / "clock", *host.join_flags), program)
+    assert ended.is_fault(ExitCode.CLOCK_OFF, "set your clock (offset = -3600.", "its only peer", "NTP")
+    assert alive(host)
+
+
+def test_node_whose_clock_is_a_little_off_is_served(host: RunningNode, folder: Path) -> None:
+    program = (sys.executable, "-c", CLOCK_AHEAD.format(2))
+    with RunningNode(host.spec, folder / "little", ("--seat", "0.0", *host.join_flags), program) as node:
+        node.until(lambda node: "set your clock (offset = +" in node.log)
+        node.until(lambda node: node.status["waits_for"] == "seat 0.0 is taken: a spare")
+        assert b"noloco_clock_offset_seconds " in node.page("/metrics")[1]
+        assert node.stop() == ExitCode.OK
+    assert alive(host)
