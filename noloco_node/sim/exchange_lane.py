@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.types import Begin, OfferAnswer, Outcome, PeerId, Ready, SeatRecord
+from noloco_node.core.types import Begin, OfferAnswer, Outcome, PeerId, Phase, Ready, SeatRecord
 from noloco_node.sim.exchange_link import Link
 from noloco_node.sim.ledger import OuterStep
 from noloco_node.sim.replica import SHAPE_HASH, TENSOR_BYTES
@@ -92,6 +92,9 @@ class ExchangeLane:
         replica, tenure = node.replica, node.ledger.tenure
         assert replica is not None
         assert tenure is not None
+        before = node.ledger.steps[-1] if node.ledger.steps else None
+        if before is not None and before.closed_s == node.clock.now:
+            before.is_closed_late = True
         digest = f"{node.peer}/{tenure.number}/{k}".encode().ljust(limits.DIGEST_BYTES, b".")
 
         def end() -> ev.Event:
@@ -251,6 +254,7 @@ class ExchangeLane:
         step.closings += 1
         step.closed_s, step.outcome, step.reason = node.clock.now, effect.outcome, effect.reason
         step.partner = effect.partner
+        step.is_closed_late = node.machine is not None and node.machine.phase is Phase.DRAINING
         if effect.peer is not None and (effect.outer_step, effect.peer) in self.links:
             self.links[effect.outer_step, effect.peer].release(node)
         if effect.outcome is Outcome.SOLO and node.replica is not None:

@@ -32,6 +32,7 @@ class OuterStep:
     closed_s: float | None = None
     outcome: Outcome | None = None
     reason: str = ""
+    is_closed_late: bool = False  # by the next boundary, or by the end of the node
     closings: int = 0
     added: int = 0
     c: Fraction | None = None

@@ -53,8 +53,8 @@ class Scenario:
 
 
 _ALL = (
-    Scenario("calm", "nothing goes wrong", outer_steps=6),
-    Scenario("steps", "nothing goes wrong, outer steps are counted by inner steps", outer_steps=6, clock=Clock.STEPS),
+    Scenario("calm", "nothing goes wrong", outer_steps=6, first=0.0, last=0.0),
+    Scenario("steps", "nothing goes wrong; outer steps go by inner steps", 6, 0.0, 0.0, clock=Clock.STEPS),
     Scenario(
         "lossy",
         "messages are lost, doubled and late, tensors damaged and refused",

@@ -45,7 +45,8 @@ class PairOutcome(Checker):
             return
         paired, solo = (step, theirs) if step.outcome is Outcome.PAIRED else (theirs, step)
         told = f"outer step {step.number}: {paired.seat} closed paired, {solo.seat} solo ({solo.reason})"
-        if paired.seat > solo.seat or solo.ready_s is None or self._could_talk(node, partner, solo):
+        waited = solo.ready_s is not None and solo.is_closed_late
+        if paired.seat > solo.seat or not waited or self._could_talk(node, partner, solo):
             yield told
         else:
             self.splits.append(told)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from noloco_node.core import pairing
 from noloco_node.core.types import Clock, Outcome, Phase, Seat
 from noloco_node.sim.checkers.checker import Checker
-from noloco_node.sim.ledger import OuterStep
+from noloco_node.sim.ledger import OuterStep, Tenure
 from noloco_node.sim.virtual_node import VirtualNode
 from noloco_node.sim.virtual_swarm import VirtualSwarm
 
@@ -24,7 +24,7 @@ class Recovery(Checker):
         super().__init__(swarm)
         settings = swarm.settings
         self._from_s = quiet_from_s + settings.lease_s + settings.skew_max_s
-        self._active: list[VirtualNode] = []
+        self._active: list[tuple[VirtualNode, Tenure | None]] = []
         swarm.clock.at(self._from_s, self._note_active)
 
     @property
@@ -36,13 +36,14 @@ class Recovery(Checker):
 
     def _note_active(self) -> None:
         nodes = (n for n in self.swarm.nodes if n.machine is not None and n.machine.phase in WORKING)
-        self._active = [n for n in nodes if n.machine is not None and not n.machine.clock.is_over]
+        self._active = [(n, n.ledger.tenure) for n in nodes if n.machine and not n.machine.clock.is_over]
         until_s = self._from_s + self._two_intervals_s
         self.swarm.clock.at(until_s, self._judge_closing)
 
     def _judge_closing(self) -> None:
-        for node in self._active:
-            if node.is_up and not self._closed_since(node):
+        for node, tenure in self._active:
+            is_still_there = node.machine is not None and node.machine.work is not None
+            if is_still_there and node.ledger.tenure is tenure and not self._closed_since(node):
                 words = f"no outer step was closed within {self._two_intervals_s:.0f} s after the faults"
                 self.swarm.report(self.name, node.peer, words)
 
