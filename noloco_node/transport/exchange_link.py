@@ -114,8 +114,10 @@ class Link:
             await asyncio.wait((serving,))
         finally:
             serving.cancel()
-            await asyncio.wait((serving,))
-            self._end(stream)
+            try:
+                await asyncio.wait((serving,))
+            finally:  # also when cancelled twice: a link with a dead stream would stay for ever
+                self._end(stream)
         if not serving.cancelled():
             serving.result()
 
