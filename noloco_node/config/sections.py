@@ -130,4 +130,3 @@ class Timing(Section):
     skew_max_s: float = Field(_core["skew_max_s"], description="clock difference that is borne", gt=0)
     late_s: float = Field(_core["late_s"], description="a gradient later than this does not hold the step", gt=0)
     idle_close_s: float = Field(_core["idle_close_s"], description="a step closes when nothing new came", gt=0)
-    reconnect_s: float = Field(_core["reconnect_s"], description="a broken hop may come back within", gt=0)

@@ -125,7 +125,6 @@ class Settings:
     skew_max_s: float = 3.0
     late_s: float = 60.0
     idle_close_s: float = 10.0
-    reconnect_s: float = 5.0
     queue_max: int = 2  # deep queues tie the swarm to its slowest replica
     inflight_extra: int = 1  # micro-batches in flight beyond num_stages - stage, to hide the latency
 

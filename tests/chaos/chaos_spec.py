@@ -18,7 +18,6 @@ TIMING = {
     "settle_s": 1.0,
     "late_s": 8.0,
     "idle_close_s": 2.0,
-    "reconnect_s": 2.0,
 }
 
 
