@@ -9,10 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,18 +36,20 @@ from noloco_node.driver.greeting import Greeting
 from noloco_node.driver.hop_rules import HopForm
 from noloco_node.driver.open_files import raise_open_files_limit
 from noloco_node.driver.peer_clocks import PeerClocks
+from noloco_node.driver.socket_folder import socket_folder
 from noloco_node.driver.stop_signals import StopSignals
 from noloco_node.errors import BadConfig, DiskFailed, ExitCode, NolocoError
-from noloco_node.ports import Trainer
+from noloco_node.ports import StateParts, Trainer
 from noloco_node.telemetry.diary import Diary, WaitingDiary
 from noloco_node.telemetry.history import HistoryLog
 from noloco_node.telemetry.http import StatusServer
 from noloco_node.telemetry.logs import logger
 from noloco_node.telemetry.metrics import NodeMetrics
 from noloco_node.telemetry.vitals import Observers, Vitals
-from noloco_node.training import checkpoint
+from noloco_node.training import checkpoint, footprint
 from noloco_node.training.device import resolve_device
 from noloco_node.training.lane import TrainingLane
+from noloco_node.training.seat_folders import SeatFolders
 from noloco_node.training.settings import TrainerPlace
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork, Handlers
@@ -73,21 +72,22 @@ class Node:
     async def run(self) -> int:
         """Returns the process's exit code. Raises NolocoError."""
         stop = StopSignals(self.config.stop_grace_s)
-        with _socket_dir() as sockets, stop.caught():
+        with stop.caught():
             try:
                 async with contextlib.AsyncExitStack() as closing:
-                    return await self._run(sockets, closing, stop)
+                    return await self._run(closing, stop)
             except asyncio.CancelledError:
                 if not stop.asked:
                     raise
                 log.info("stopped_while_starting", reason=stop.asked)
                 return int(ExitCode.OK)
 
-    async def _run(self, sockets: Path, closing: contextlib.AsyncExitStack, stop: StopSignals) -> int:
+    async def _run(self, closing: contextlib.AsyncExitStack, stop: StopSignals) -> int:
         raise_open_files_limit()
         self._make_folders()
         self._lock_data_dir(closing)
-        resolve_device(self.config.device)
+        sockets = closing.enter_context(socket_folder(self.config.data_dir))
+        stages = await asyncio.to_thread(self._fitting_stages)
         metrics = NodeMetrics(time.monotonic)
         company = self._company()
         company.load()
@@ -101,7 +101,7 @@ class Node:
         history = HistoryLog(self.run_dir / "history.jsonl", time.time)
         closing.callback(history.close)
         observer = Observers((metrics, vitals, history, Diary()))
-        driver = self._driver(discovery, observer, vitals, steady)
+        driver = self._driver(discovery, observer, vitals, steady, stages)
         clocks = PeerClocks(steady.now_s, running_s, settings.skew_max_s * CLOCK_ERROR_SHARE)
         discovery.on_signed = driver.doorkeeper.carry
         driver.doorkeeper.barred = company.exclusion
@@ -199,50 +199,64 @@ class Node:
             reach=config.reach_settings(),
         )
 
-    def _driver(self, discovery: SwarmDiscovery, observer: Observers, vitals: Vitals, steady: SteadyClock) -> Driver:
+    def _fitting_stages(self) -> frozenset[int] | None:
+        """Raises DeviceFailed when there is no device, or no room on it."""
+        config = self.config
+        limit_bytes = int(config.memory_max_gib * footprint.GIB)
+        return footprint.fitting_stages(
+            self.spec.training_settings(), resolve_device(config.device), limit_bytes, config.wanted_seat
+        )
+
+    def _driver(
+        self,
+        discovery: SwarmDiscovery,
+        observer: Observers,
+        vitals: Vitals,
+        steady: SteadyClock,
+        stages: frozenset[int] | None,
+    ) -> Driver:
         settings = self.spec.core_settings()
         start_s = running_s() + self.spec.outer.start_unix_s - steady.now_s()
         incarnation = secrets.randbits(INCARNATION_BITS)
-        machine = Machine(settings, discovery.peer_id, incarnation, self.config.wanted_seat, start_s)
+        machine = Machine(settings, discovery.peer_id, incarnation, self.config.wanted_seat, start_s, stages)
+        folders = self._folders
         around = Surroundings(
             discovery=discovery,
             observer=observer,
             make_trainer=self._trainer,
-            checkpoints=self._newest_checkpoint,
+            checkpoints=folders.newest,
             state_dir=self.run_dir,
             hop_form=HopForm(self.spec.pipeline.wire_dtype, self.spec.hop_shape),
             progress=lambda: (vitals.tokens_per_s, vitals.loss),
             version=__version__,
             wall_ms=steady.now_ms,
+            seats_on_disk=folders.seats,
+            excerpt=checkpoint.excerpt,
+            fetched_parts=self._fetched_parts,
         )
         return Driver(machine, around)
 
+    @property
+    def _fetched_parts(self) -> StateParts:
+        return StateParts.SLOW_AND_MOMENTS if self.config.fetch_moments else StateParts.SLOW
+
+    @property
+    def _folders(self) -> SeatFolders:
+        return SeatFolders(self.run_dir / "checkpoints")
+
     def _trainer(self, seat: Seat) -> Trainer:
-        place = TrainerPlace(seat, self.config.device, self._checkpoint_dir(seat), self.config.threads)
+        config = self.config
+        place = TrainerPlace(seat, config.device, self._folders.of(seat), config.threads, self._fetched_parts)
         return TrainingLane(self.spec.training_settings(), place)
-
-    def _checkpoint_dir(self, seat: Seat) -> Path:
-        return self.run_dir / "checkpoints" / str(seat)
-
-    def _newest_checkpoint(self, seat: Seat) -> tuple[Path, int] | None:
-        path = checkpoint.newest(self._checkpoint_dir(seat))
-        return None if path is None else (path, checkpoint.read_meta(path).outer_step)
 
     def _started(self, initial_peers: tuple[str, ...]) -> ev.Started:
         """The seat of the newest local checkpoint is asked for again."""
-        wanted = self.config.wanted_seat
-        found = [(step, seat) for seat in self._seats_on_disk() for step in [self._step_of(seat)] if step is not None]
-        ours = [(step, seat) for step, seat in found if wanted in (None, seat)]
-        step, seat = max(ours, default=(None, None))
-        return ev.Started(step, seat, bool(initial_peers), reinit_stage=self.config.reinit_stage)
-
-    def _seats_on_disk(self) -> list[Seat]:
-        names = [p.name for p in (self.run_dir / "checkpoints").glob("*.*") if re.fullmatch(r"\d+\.\d+", p.name)]
-        return [Seat(*map(int, name.split("."))) for name in names]
-
-    def _step_of(self, seat: Seat) -> int | None:
-        found = self._newest_checkpoint(seat)
-        return None if found is None else found[1]
+        wanted, steps = self.config.wanted_seat, self._folders.steps()
+        ours = [seat for seat in steps if wanted in (None, seat)]
+        seat = max(ours, key=lambda seat: (steps[seat], seat), default=None)
+        kept = tuple((other, step) for other, step in steps.items() if other != seat)
+        step = None if seat is None else steps[seat]
+        return ev.Started(step, seat, bool(initial_peers), self.config.reinit_stage, kept)
 
     @contextlib.contextmanager
     def _run_file(self, discovery: SwarmDiscovery, port: int) -> Iterator[None]:
@@ -384,13 +398,3 @@ class _Pages:
         if not self.discovery.bootstrapped:
             return "waiting"
         return "joined" if self.discovery.peers else "alone"
-
-
-@contextlib.contextmanager
-def _socket_dir() -> Iterator[Path]:
-    """A private folder with a short path: unix socket names are limited to 108 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="noloco-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,6 +107,7 @@ class LoadedState:
     inner_step: int
     data_next: int
     notes: dict[str, Any] = field(default_factory=dict)  # as given to `save_checkpoint`; empty for a donor's state
+    drawn_again: int = 0  # micro-batches drawn after the checkpoint, before a crash
 
 
 class Trainer(Protocol):
@@ -190,12 +192,44 @@ class ExchangeHandler(Protocol):
     def tensor_damaged(self, peer: PeerId, outer_step: int, reason: str) -> None: ...
 
 
+class StateParts(StrEnum):
+    """What of a checkpoint is given away."""
+
+    WHOLE = "whole"
+    SLOW = "slow"  # slow weights and momentum
+    SLOW_AND_MOMENTS = "slow_and_moments"  # and the inner optimizer's
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A complete checkpoint file, or `head` followed by these (offset, size) of it: again such a file, with less."""
+
+    path: Path
+    outer_step: int
+    head: bytes = b""
+    spans: tuple[tuple[int, int], ...] = ()  # none: the whole file
+    stamp_ns: int = 0  # the file's mtime when head and spans were made; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedState:
+    """`data_next`: what the donor knows of the seat's last promise; 0 when nothing."""
+
+    outer_step: int
+    data_next: int = 0
+
+
 class StateHandler(Protocol):
     """The driver, seen by the transport: who we are and what we can give."""
 
     def status(self) -> dict[str, Any]: ...
-    def state_file(self) -> tuple[Path, int] | None:
-        """Newest complete checkpoint file and its outer step. The transport opens it at once, which pins it."""
+    def state_file(self, stage: int | None = None, parts: StateParts = StateParts.WHOLE) -> StateFile | None:
+        """Newest complete checkpoint of the stage (None: of the seat at work). The transport opens it at once, which
+        pins it."""
+        ...
+
+    def promised(self, seat: Seat) -> int:
+        """What the seat's holders promised not to pass."""
         ...
 
 
@@ -228,8 +262,10 @@ class PeerNetwork(Protocol):
         """Raises HopBusy, HopDropped, PeerLost. Cancelling the task cancels the call."""
         ...
 
-    async def fetch_state(self, peer: PeerId, into: Path) -> int:
-        """Download the peer's newest checkpoint file (resumed at an offset). Returns its outer step."""
+    async def fetch_state(
+        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+    ) -> FetchedState:
+        """Download the peer's newest checkpoint (resumed at an offset): for `seat` any of its stage, else its own."""
         ...
 
     async def close(self) -> None: ...
@@ -298,8 +334,11 @@ class Discovery(Protocol):
         """What this node's own part of the DHT holds of the seat: all there is when nobody else answers."""
         ...
 
-    async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
-        """Fill seq, expires and addresses, sign, store. Returns (record, encoded, confirmed elsewhere)."""
+    async def publish(self, record: SeatRecord, *, carried: bool = True) -> tuple[SeatRecord, bytes, bool]:
+        """Fill seq, expires and addresses, sign, store. Returns (record, encoded, confirmed elsewhere).
+
+        `carried`: shown on calls from now on.
+        """
         ...
 
     def decode(self, encoded: bytes) -> SeatRecord:

@@ -20,7 +20,8 @@ Job = Callable[[], list[Effect]]
 
 
 class DevicePlan:
-    """Jobs of one replica. `is_left_over` says that a starved replica takes its boundary with what it has."""
+    """Jobs of one replica. `is_left_over` says that a starved replica takes its boundary with what it has,
+    `promises` what a checkpoint keeps of the data promises of the stage's seats."""
 
     def __init__(
         self,
@@ -29,12 +30,14 @@ class DevicePlan:
         flow: MicroBatchFlow,
         desk: ExchangeDesk,
         is_left_over: Callable[[], bool],
+        promises: Callable[[], tuple[tuple[int, int], ...]] = tuple,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._flow = flow
         self._desk = desk
         self._is_left_over = is_left_over
+        self._promises = promises
         self._job: Effect | None = None
         self._unsaved = False  # an outer step closed, its checkpoint is not on the way yet
         self._stopping = False
@@ -119,7 +122,10 @@ class DevicePlan:
         self._unsaved = False
         self.is_saved_for_stop = self._stopping
         clock, position = self._clock, self._flow.data_position
-        return self._out(do.SaveCheckpoint(clock.outer_step, clock.inner_step, position, self._desk.last_outcome))
+        promised = self._promises()
+        return self._out(
+            do.SaveCheckpoint(clock.outer_step, clock.inner_step, position, self._desk.last_outcome, promised)
+        )
 
     # --- what uses them -----------------------------------------------------------------------------
 

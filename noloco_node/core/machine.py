@@ -204,7 +204,7 @@ class Machine:
         desk = ExchangeDesk(self.settings, seat, self.incarnation)
         if event.last is not None and event.last.outer_step < event.outer_step:
             desk.recall(event.last)
-        plan = DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over)
+        plan = DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over, self._promises)
         self.work = Work(flow, desk, plan, DataPromise(flow.data_next, self.settings.renew_s, self._now))
         self.phase = Phase.TRAINING
         around = [*self.lookout.replicas_of(seat.stage + 1), *self.lookout.replicas_of(seat.stage)]
@@ -226,6 +226,11 @@ class Machine:
             return max(event.data_next, roster.data_next(seat, apart_from=self.peer))
         roster.note_promise(seat, event.data_next)
         return roster.data_next(seat)
+
+    def _promises(self) -> tuple[tuple[int, int], ...]:
+        """What the seats of stage 0 promised, for their successors."""
+        seat = self.membership.seat
+        return tuple(self.membership.roster.promises(0).items()) if seat is not None and seat.stage == 0 else ()
 
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one that failed."""

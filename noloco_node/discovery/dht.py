@@ -213,9 +213,12 @@ class SwarmDiscovery:
             self._learn_addresses(record)
         return live
 
-    async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
-        """Fill seq, expires, addresses and reach, sign, store. Never raises for the network's sake. Raises
-        IdentityInUse when another process signed a record of this seat with our key since our last one."""
+    async def publish(self, record: SeatRecord, *, carried: bool = True) -> tuple[SeatRecord, bytes, bool]:
+        """Fill seq, expires, addresses and reach, sign, store; `on_signed` hears of it if `carried`.
+
+        Never raises for the network's sake. Raises IdentityInUse when another process signed a record of this seat with
+        our key since our last one.
+        """
         now = self._now_ms()
         filled = replace(
             record,
@@ -226,7 +229,8 @@ class SwarmDiscovery:
             reach=self.reach if record.reach == "unknown" else record.reach,
         )
         signed, encoded = sign_record(filled, self._identity)
-        self.on_signed(encoded)
+        if carried:
+            self.on_signed(encoded)
         confirmed = False
         with suppress(PeerLost):
             confirmed = await self._table.store(signed, encoded)

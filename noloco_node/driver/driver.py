@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,28 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
-from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord
+from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord, SeatState
 from noloco_node.driver.barring import departures
 from noloco_node.driver.clock import running_s
-from noloco_node.driver.closed_step_notes import noted, recalled
 from noloco_node.driver.doorkeeper import Doorkeeper
 from noloco_node.driver.exchange_lane import ExchangeLane
 from noloco_node.driver.hop_rules import HopForm, HopRules
 from noloco_node.driver.introductions import Introductions
 from noloco_node.driver.micro_batch_lane import MicroBatchLane
+from noloco_node.driver.state_lane import Excerpt, StateLane, StateShelf
 from noloco_node.driver.status import machine_status
-from noloco_node.errors import BadCheckpoint, IdentityInUse, NolocoError, PeerLost, RemoteProtocolError
-from noloco_node.ports import Discovery, HopAnswer, HopHeader, LoadedState, MicroBatch, Observer, PeerNetwork, Trainer
+from noloco_node.errors import IdentityInUse, NolocoError, PeerLost, RemoteProtocolError
+from noloco_node.ports import (
+    Discovery,
+    HopAnswer,
+    HopHeader,
+    MicroBatch,
+    Observer,
+    PeerNetwork,
+    StateFile,
+    StateParts,
+    Trainer,
+)
 
 READS_AT_ONCE_MAX = 16
 
@@ -53,6 +63,13 @@ class Surroundings:
     clock: Callable[[], float] = running_s
     wall_ms: Callable[[], int] = lambda: int(time.time() * 1000)
     hop_form: HopForm | None = None
+    seats_on_disk: Callable[[], Sequence[Seat]] = tuple  # that have a checkpoint here
+    excerpt: Callable[[Path, StateParts], Excerpt] = lambda path, parts: (b"", ())
+    fetched_parts: StateParts = StateParts.SLOW  # what is asked of a donor
+
+    @property
+    def shelf(self) -> StateShelf:
+        return StateShelf(self.state_dir, self.checkpoints, self.seats_on_disk, self.excerpt, self.fetched_parts)
 
 
 class Driver:
@@ -74,27 +91,32 @@ class Driver:
         self.introductions = Introductions(machine.peer, around.clock, self.doorkeeper.strike)
         self.micro_batches = MicroBatchLane(self)
         self.exchanges = ExchangeLane(self)
+        self.states = StateLane(
+            self,
+            machine,
+            around.shelf,
+            around.make_trainer,
+            forget_all=self._forget_all,
+            strike=self.doorkeeper.strike,
+        )
         self.last_progress_s = around.clock()
-        self._seat: Seat | None = None
         self._events: deque[ev.Event] = deque()
         self._handling = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing = asyncio.Lock()
         self._ended: asyncio.Future[do.Leave] | None = None
-        self._written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
         self._tickets = itertools.count(1)
         self._executors: dict[type, Callable[[Any], None]] = {
             do.ReadSeats: self.as_task(self._read_seats),
             do.PublishRecord: self.as_task(self._publish),
-            do.InitialiseState: self.as_task(self._initialise),
-            do.LoadCheckpoint: self.as_task(self._load_checkpoint),
-            do.FetchState: self.as_task(self._fetch_state),
-            do.SaveCheckpoint: self.as_task(self._save_checkpoint),
+            do.AnnounceCheckpoint: self.as_task(self._announce_checkpoint),
+            do.ShowRecord: self.as_task(self._show_record),
             do.RunInnerStep: self.as_task(self._run_inner_step),
             do.Leave: self._leave,
             **self.micro_batches.executors(),
             **self.exchanges.executors(),
+            **self.states.executors(),
         }
 
     # --- life -------------------------------------------------------------------------------------
@@ -108,8 +130,8 @@ class Driver:
         self.feed(started)
         try:
             left = await self._ended
-            if self._written is not None:
-                await self._written  # what it says about the disk must be heard
+            if self.states.written is not None:
+                await self.states.written  # what it says about the disk must be heard
             return left
         except IdentityInUse:
             raise  # the seat is the other process's now
@@ -134,8 +156,7 @@ class Driver:
     @property
     def is_saved(self) -> bool:
         """The last checkpoint begun is on disk, or none was begun."""
-        written = self._written
-        return written is None or (written.done() and not written.cancelled() and written.exception() is None)
+        return self.states.is_saved
 
     def give_up(self, reason: str) -> None:
         """The grace time of a stop is over: leave with what is saved."""
@@ -254,103 +275,60 @@ class Driver:
 
     async def _publish(self, effect: do.PublishRecord) -> None:
         async with self._publishing:
-            wall_ms = self.around.wall_ms()
-            tokens_per_s, loss = (value if math.isfinite(value) else 0.0 for value in self.around.progress())
-            draft = SeatRecord(
-                run=self.machine.settings.run,
-                seat=effect.seat,
-                peer=self.machine.peer,
-                incarnation=self.machine.incarnation,
-                seq=0,
-                claim=wall_ms if effect.claim is None else effect.claim,
-                expires=0,
-                state=effect.state,
-                outer_step=effect.outer_step,
-                data_next=effect.data_next,
-                checkpoint_step=effect.checkpoint_step,
-                tokens_per_s=tokens_per_s,
-                loss=loss,
-                version=self.around.version,
-                protocol=self.around.protocol,
-            )
+            draft = self._draft(effect)
             try:
                 record, encoded, confirmed = await self.around.discovery.publish(draft)
             except PeerLost:
-                record, encoded, confirmed = replace(draft, seq=wall_ms), b"", False
+                record, encoded, confirmed = replace(draft, seq=self.around.wall_ms()), b"", False
         if encoded:
             self.doorkeeper.own = encoded
         lives_s = self.machine.settings.lease_s if encoded else 0.0
         self.feed(ev.RecordPublished(record, lives_s, confirmed))
 
-    # --- state ------------------------------------------------------------------------------------
+    def _draft(self, effect: do.PublishRecord) -> SeatRecord:
+        """What discovery signs: without seq, expires and addresses."""
+        tokens_per_s, loss = (value if math.isfinite(value) else 0.0 for value in self.around.progress())
+        return SeatRecord(
+            run=self.machine.settings.run,
+            seat=effect.seat,
+            peer=self.machine.peer,
+            incarnation=self.machine.incarnation,
+            seq=0,
+            claim=self.around.wall_ms() if effect.claim is None else effect.claim,
+            expires=0,
+            state=effect.state,
+            outer_step=effect.outer_step,
+            data_next=effect.data_next,
+            checkpoint_step=effect.checkpoint_step,
+            tokens_per_s=tokens_per_s,
+            loss=loss,
+            version=self.around.version,
+            protocol=self.around.protocol,
+        )
 
-    async def _trainer_of(self, seat: Seat) -> Trainer:
-        """The seat's trainer, for a state that is loaded anew: what was under way before is forgotten."""
+    async def _announce_checkpoint(self, effect: do.AnnounceCheckpoint) -> None:
+        """Not shown on calls: there our own seat counts."""
+        step = effect.checkpoint_step
+        told = self._draft(do.PublishRecord(effect.seat, SeatState.LEAVING, 0, step, effect.data_next, step))
+        async with self._publishing:
+            with contextlib.suppress(PeerLost):
+                await self.around.discovery.publish(told, carried=False)
+
+    async def _show_record(self, effect: do.ShowRecord) -> None:
+        async def show(peer: PeerId) -> None:
+            try:
+                await self.peers.hello(peer)
+            except (PeerLost, RemoteProtocolError, NolocoError):
+                return
+            self.feed(ev.PeerAnswered(peer))
+
+        await asyncio.gather(*map(show, effect.peers))
+
+    # --- device -----------------------------------------------------------------------------------
+
+    def _forget_all(self) -> None:
         self.micro_batches.forget_all()
         self.exchanges.forget_all()
-        if self.trainer is None or self._seat != seat:
-            if self.trainer is not None:
-                await self.trainer.close()
-            self.trainer, self._seat = self.around.make_trainer(seat), seat
-        return self.trainer
-
-    def _loaded(self, state: LoadedState, source: str) -> None:
-        last = recalled(state.notes)
-        self.feed(ev.StateLoaded(state.outer_step, state.inner_step, state.data_next, source, last))
-
-    async def _initialise(self, effect: do.InitialiseState) -> None:
-        trainer = await self._trainer_of(effect.seat)
-        self._loaded(await trainer.initialise(), "seed")
-
-    async def _load_checkpoint(self, effect: do.LoadCheckpoint) -> None:
-        trainer = await self._trainer_of(effect.seat)
-        try:
-            self._loaded(await trainer.load_checkpoint(), "checkpoint")
-        except BadCheckpoint as error:
-            self.feed(ev.StateUnavailable(error.cause))
-
-    async def _fetch_state(self, effect: do.FetchState) -> None:
-        trainer = await self._trainer_of(effect.seat)
-        path = self.around.state_dir / f"fetched-{effect.seat}.safetensors"
-        reason = "no donor"
-        for donor in effect.donors:
-            try:
-                await self.peers.fetch_state(donor, path)
-                state = await trainer.load_state_file(path)
-                self._check_within_run(state)
-                self._loaded(state, "peer")
-                return
-            except (PeerLost, RemoteProtocolError) as error:  # the transport has struck whom it had to
-                reason = str(error)
-            except BadCheckpoint as error:
-                reason = str(error)
-                self.doorkeeper.strike(donor, reason)
-            finally:
-                path.unlink(missing_ok=True)
-        self.feed(ev.StateUnavailable(reason))
-
-    def _check_within_run(self, state: LoadedState) -> None:
-        """A donor cannot be further than the run's last outer step (0: the run has no end). Raises BadCheckpoint."""
-        last = self.machine.settings.total_outer_steps
-        if 0 < last < state.outer_step:
-            raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
-
-    async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
-        notes = noted(effect.last)
-        trainer = self.device
-        try:
-            written = await trainer.save_checkpoint(
-                outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
-            )
-        except FloatingPointError as error:  # a state that is not finite is never kept
-            self.feed(ev.StateCopied())
-            self.feed(ev.CheckpointSaved(effect.outer_step, str(error)))
-            return
-        self._written = asyncio.ensure_future(written)
-        self.feed(ev.StateCopied())
-        await asyncio.shield(self._written)  # the node may leave meanwhile; the file is finished all the same
-        if self.trainer is trainer:  # else it is another seat's by now
-            self.feed(ev.CheckpointSaved(effect.outer_step))
 
     async def _run_inner_step(self, effect: do.RunInnerStep) -> None:
         result = await self.device.inner_step(tokens=effect.tokens, position=effect.position)
@@ -391,8 +369,11 @@ class Driver:
     def tensor_damaged(self, peer: PeerId, outer_step: int, reason: str) -> None:
         self.feed(ev.TensorDamaged(outer_step, reason))
 
-    def state_file(self) -> tuple[Path, int] | None:
-        return None if self._seat is None else self.around.checkpoints(self._seat)
+    def state_file(self, stage: int | None = None, parts: StateParts = StateParts.WHOLE) -> StateFile | None:
+        return self.states.file(stage, parts)
+
+    def promised(self, seat: Seat) -> int:
+        return self.machine.membership.roster.data_next(seat)
 
     def status(self) -> dict[str, Any]:
         around = self.around

@@ -20,7 +20,13 @@ class Diary:
     def event(self, event: object) -> None:
         match event:
             case ev.StateLoaded():
-                log.info("state_loaded", source=event.source, outer_step=event.outer_step, data_next=event.data_next)
+                log.info(
+                    "state_loaded",
+                    source=event.source,
+                    outer_step=event.outer_step,
+                    data_next=event.data_next,
+                    drawn_again=event.drawn_again,
+                )
             case ev.StateUnavailable():
                 log.warning("state_unavailable", reason=event.reason)
             case ev.StopRequested():

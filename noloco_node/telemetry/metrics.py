@@ -32,7 +32,10 @@ from noloco_node.telemetry.labels import (
 )
 
 CALLS_MAX = limits.REPLAY_ENTRIES_MAX
-INCIDENTS = ("late", "resent", "replayed", "busy_received", "busy_answered", "hop_broken", "not_finite")
+INCIDENTS = (
+    *("late", "resent", "replayed", "busy_received", "busy_answered", "hop_broken", "not_finite"),
+    "drawn_again",  # own micro-batches, after a crash
+)
 
 
 class NodeMetrics:
@@ -197,6 +200,7 @@ class NodeMetrics:
         self.instruments.states_loaded.labels(bounded(event.source, SOURCES)).inc()
         self.instruments.outer_step.set(event.outer_step)
         self.instruments.inner_step.set(event.inner_step)
+        self.instruments.incidents.labels("drawn_again").inc(event.drawn_again)
 
     def _publish(self, effect: effects.PublishRecord) -> None:
         self.set_seat(effect.seat, effect.state)

@@ -25,10 +25,15 @@ from torch import Tensor
 from noloco_node.core import limits
 from noloco_node.core.types import Seat
 from noloco_node.errors import BadCheckpoint, DiskFailed, WrongRun
+from noloco_node.ports import StateParts
 
-FORMAT = 1
+FORMAT = 2
 METADATA_KEY = "noloco"
+LENGTH_BYTES = 8  # of a safetensors header, before it
 PARTS = ("fast", "slow", "momentum", "exp_avg", "exp_avg_sq")
+SLOW_PARTS = ("slow", "momentum")
+MOMENT_PARTS = ("exp_avg", "exp_avg_sq")
+GIVEN = {StateParts.SLOW: SLOW_PARTS, StateParts.SLOW_AND_MOMENTS: SLOW_PARTS + MOMENT_PARTS, StateParts.WHOLE: PARTS}
 SET_ASIDE = ".unusable"
 _NAME = re.compile(r"^step-(\d+)\.safetensors$")
 
@@ -49,7 +54,7 @@ class Meta:
     model: dict[str, Any]
     tokenizer: dict[str, Any]
     notes: dict[str, Any] = field(default_factory=dict)  # last outcome, partner, versions
-    digest: str = ""  # BLAKE2b-128 of all tensors' bytes in name order
+    digests: dict[str, str] = field(default_factory=dict)  # by part: BLAKE2b-128 of its tensors' bytes in name order
     format: int = FORMAT
 
     @property
@@ -85,23 +90,69 @@ def read_meta(path: Path) -> Meta:
         return _parse(file.metadata() or {}, path)
 
 
-def load(path: Path, *, run: str, shape_hash: str) -> tuple[Meta, dict[str, dict[str, Tensor]]]:
-    """Tensors by part and parameter name. Raises WrongRun, and BadCheckpoint when damaged or of other shapes."""
+def load(
+    path: Path, *, run: str, shape_hash: str, parts: tuple[str, ...] = PARTS
+) -> tuple[Meta, dict[str, dict[str, Tensor]]]:
+    """Tensors by part and parameter name. Raises WrongRun, and BadCheckpoint when damaged or of other shapes.
+
+    `parts` must be there whole; what else is in the file is not read.
+    """
     meta = read_meta(path)
     if meta.run != run:
         raise WrongRun(f"checkpoint {path.name} belongs to run {meta.run}", "use another data directory for this run")
     if meta.shape_hash != shape_hash:
         raise BadCheckpoint(f"checkpoint {path.name} is of another stage or model shape")
-    return meta, read_tensors(path, meta)
+    return meta, read_tensors(path, meta, parts)
 
 
 def read_tensors(path: Path, meta: Meta, parts: tuple[str, ...] = PARTS) -> dict[str, dict[str, Tensor]]:
-    """The tensors of `parts`; when all are read the digest is checked as well. Raises BadCheckpoint."""
+    """The tensors of `parts`, each part by its digest. Raises BadCheckpoint."""
     with _reading(path), safe_open(path, framework="pt") as file:
         named = {name: file.get_tensor(name) for name in file.keys() if name.split("/", 1)[0] in parts}  # noqa: SIM118
-    if parts == PARTS and _digest(named) != meta.digest:
-        raise BadCheckpoint(f"checkpoint {path.name} is damaged: its digest is wrong")
-    return {part: _part(named, part) for part in parts}
+    found = {part: _part(named, part) for part in parts}
+    for part, tensors in found.items():
+        if part not in meta.digests:
+            raise BadCheckpoint(f"checkpoint {path.name} has no {part} tensors")
+        if _digest(tensors) != meta.digests[part]:
+            raise BadCheckpoint(f"checkpoint {path.name} is damaged: the digest of its {part} tensors is wrong")
+    return found
+
+
+def excerpt(path: Path, wanted: StateParts) -> tuple[bytes, tuple[tuple[int, int], ...]]:
+    """A head, and (offset, size) of this file: put together, a checkpoint file of these parts only.
+
+    Nothing is copied: it is sent from the file as it lies there. Raises BadCheckpoint.
+    """
+    parts = GIVEN[wanted]
+    with _reading(path), path.open("rb") as file:
+        size_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if size_bytes > os.fstat(file.fileno()).st_size:
+            raise BadCheckpoint(f"{path.name} is cut short")
+        header = json.loads(file.read(size_bytes))
+    start = LENGTH_BYTES + size_bytes
+    meta = json.loads(header.pop("__metadata__", {}).get(METADATA_KEY, "{}"))
+    meta["digests"] = {part: digest for part, digest in meta.get("digests", {}).items() if part in parts}
+    kept = {name: entry for name, entry in header.items() if name.split("/", 1)[0] in parts}
+    spans, at = [], 0
+    for entry in sorted(kept.values(), key=lambda entry: entry["data_offsets"]):
+        first, end = entry["data_offsets"]
+        spans.append((start + first, end - first))
+        entry["data_offsets"] = [at, at + end - first]
+        at += end - first
+    head = json.dumps({"__metadata__": {METADATA_KEY: json.dumps(meta)}, **kept}).encode()
+    head += b" " * (-len(head) % LENGTH_BYTES)
+    return len(head).to_bytes(LENGTH_BYTES, "little") + head, _joined(spans)
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Neighbours as one."""
+    joined: list[tuple[int, int]] = []
+    for offset, size in spans:
+        if joined and sum(joined[-1]) == offset:
+            joined[-1] = joined[-1][0], joined[-1][1] + size
+        elif size:
+            joined.append((offset, size))
+    return tuple(joined)
 
 
 def save(folder: Path, meta: Meta, tensors: dict[str, dict[str, Tensor]]) -> Path:
@@ -110,7 +161,7 @@ def save(folder: Path, meta: Meta, tensors: dict[str, dict[str, Tensor]]) -> Pat
     `tensors` are host copies that nobody changes meanwhile. Files of higher steps belong to a history given up.
     """
     named = {f"{part}/{name}": tensor for part, named in tensors.items() for name, tensor in named.items()}
-    header = asdict(meta) | {"digest": _digest(named)}
+    header = asdict(meta) | {"digests": {part: _digest(tensors[part]) for part in tensors}}
     path = folder / file_name(meta.outer_step)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,14 +229,32 @@ def _parse(metadata: dict[str, str], path: Path) -> Meta:
         fields = json.loads(metadata[METADATA_KEY])
         if fields["format"] != FORMAT:
             raise BadCheckpoint(f"checkpoint {path.name} has format {fields['format']}, this version reads {FORMAT}")
-        return Meta(**fields | {"seat": tuple(fields["seat"])})
-    except (KeyError, TypeError, ValueError) as error:
+        meta = Meta(**fields | {"seat": tuple(fields["seat"])})
+        _check_kinds(meta)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path.name} is not a checkpoint of noloco-node") from error
+    return meta
+
+
+def _check_kinds(meta: Meta) -> None:
+    """A stranger's header may hold anything. Raises TypeError, ValueError."""
+    stage, replica = meta.seat
+    numbers = (stage, replica, meta.num_stages, meta.outer_step, meta.inner_step, meta.data_next, meta.adam_steps)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError("a number is none")
+    if not all(isinstance(word, str) for word in (meta.run, meta.shape_hash)):
+        raise TypeError("a word is none")
+    if not all(isinstance(table, dict) for table in (meta.model, meta.tokenizer, meta.notes, meta.digests)):
+        raise TypeError("a table is none")
+    if not isinstance(meta.reader, dict | None):
+        raise TypeError("a table is none")
 
 
 def _digest(named: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(named):
+        if named[name].dtype is not torch.float32:
+            raise BadCheckpoint(f"tensor {name[:80]} is {named[name].dtype}, a checkpoint holds float32")
         digest.update(name.encode())
         digest.update(memoryview(named[name].contiguous().numpy()).cast("B"))
     return digest.hexdigest()
@@ -200,7 +269,7 @@ def _part(named: dict[str, Tensor], part: str) -> dict[str, Tensor]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise BadCheckpoint(f"checkpoint {path.name} cannot be read: {error}") from error
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node.core.types import Seat
+from noloco_node.ports import StateParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,4 @@ class TrainerPlace:
     device: str
     checkpoint_dir: Path
     threads: int = 0  # 0 = torch's default
+    fetched_parts: StateParts = StateParts.SLOW  # what is taken of a donor's state

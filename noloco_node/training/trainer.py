@@ -26,6 +26,7 @@ from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, 
 from noloco_node.training import checkpoint
 from noloco_node.training.architecture import model_config
 from noloco_node.training.device import resolve_device
+from noloco_node.training.drawn_mark import DrawnMark
 from noloco_node.training.graphs import MicroBatchGraphs
 from noloco_node.training.initialisation import draw_weights
 from noloco_node.training.optimizer import InnerOptimizer
@@ -62,6 +63,7 @@ class StageTrainer:
         self.outer = outer
         self.reader = reader
         self._graphs = graphs
+        self._drawn = DrawnMark(place.checkpoint_dir)
 
     @property
     def tensor_bytes(self) -> int:
@@ -90,22 +92,29 @@ class StageTrainer:
         _copy(tensors["slow"], self.outer.slow_weights())
         _copy(tensors["momentum"], self.outer.momentum())
         self.optimizer.load_moments({name: tensors[name] for name in ("exp_avg", "exp_avg_sq")}, meta.adam_steps)
-        return LoadedState(meta.outer_step, meta.inner_step, self._resume_reader(meta), meta.notes)
+        data_next = self._resume_reader(meta)
+        drawn_again = max(0, self._drawn.read() - data_next) if self.reader is not None else 0
+        self._drawn.write(data_next)
+        return LoadedState(meta.outer_step, meta.inner_step, data_next, meta.notes, drawn_again)
 
     def load_state_file(self, path: Path) -> LoadedState:
         """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.
 
         The file is a stranger's: nothing of it is used before all of it was looked at, and where it stood in the data
-        is not heard at all. Adam starts afresh, `data_next` is 0. Raises BadCheckpoint, whatever is wrong.
+        is not heard at all. `data_next` is 0. Adam starts afresh, unless the node is set to take the donor's moments.
+        Raises BadCheckpoint, whatever is wrong.
         """
+        parts = checkpoint.GIVEN[self._place.fetched_parts]
         try:
-            meta, tensors = self._read(path)
+            meta, tensors = self._read(path, parts)
             self._check_donated(meta, tensors)
         except UNUSABLE as error:
             raise BadCheckpoint(f"the donor's state cannot be used: {error}") from error
         _copy(tensors["slow"], dict(self.stage.named_parameters()))
         self._begin_anew()
         _copy(tensors["momentum"], self.outer.momentum())
+        if "exp_avg" in tensors:
+            self.optimizer.load_moments({name: tensors[name] for name in checkpoint.MOMENT_PARTS}, meta.adam_steps)
         return LoadedState(meta.outer_step, 0, 0)
 
     def save_checkpoint(
@@ -127,7 +136,9 @@ class StageTrainer:
         """Micro-batch `n` of the seat's own data. Its `position` is 0: the sender sets it. Raises BadData."""
         if self.reader is None:
             raise LocalProtocolError("only stage 0 reads data")
-        return self.reader.read(n)
+        batch = self.reader.read(n)
+        self._drawn.write(n + 1)
+        return batch
 
     def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult:
         return self._graphs.forward(call, batch, count=count)
@@ -201,19 +212,27 @@ class StageTrainer:
                 log.warning("%s; kept as %s", error.cause, checkpoint.set_aside(path).name)
         raise BadCheckpoint(f"no complete checkpoint in {folder}{why}")
 
-    def _read(self, path: Path) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
-        return checkpoint.load(path, run=self._settings.run, shape_hash=self.shape_hash)
+    def _read(
+        self, path: Path, parts: tuple[str, ...] = checkpoint.PARTS
+    ) -> tuple[checkpoint.Meta, dict[str, NamedTensors]]:
+        return checkpoint.load(path, run=self._settings.run, shape_hash=self.shape_hash, parts=parts)
 
     def _check_donated(self, meta: checkpoint.Meta, tensors: dict[str, NamedTensors]) -> None:
         """The header's own words about the shape prove nothing; only the tensors do. Raises BadCheckpoint."""
         if type(meta.outer_step) is not int or meta.outer_step < 0:
             raise BadCheckpoint("its outer step is no number")
+        if type(meta.adam_steps) is not int or meta.adam_steps < 0:
+            raise BadCheckpoint("its count of optimizer steps is no number")
         wanted = {name: (tensor.shape, torch.float32) for name, tensor in self.outer.momentum().items()}
-        for part in ("slow", "momentum"):
+        for part in tensors:
+            if part in checkpoint.MOMENT_PARTS and not tensors[part] and meta.adam_steps == 0:
+                continue  # saved before the first optimizer step
             if {name: (tensor.shape, tensor.dtype) for name, tensor in tensors[part].items()} != wanted:
                 raise BadCheckpoint(f"its {part} tensors are not those of this stage")
-        if not checkpoint.is_finite({part: tensors[part] for part in ("slow", "momentum")}):
+        if not checkpoint.is_finite(tensors):
             raise BadCheckpoint("it is not finite")
+        if any(bool((tensor < 0).any()) for tensor in tensors.get("exp_avg_sq", {}).values()):
+            raise BadCheckpoint("its second moments are below zero")
 
     def _resume_reader(self, meta: checkpoint.Meta) -> int:
         """Go on in the data where our own `meta` stopped, if it is this very seat's; returns data_next."""

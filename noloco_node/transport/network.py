@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from noloco_node.core import limits
-from noloco_node.core.types import Offer, OfferAnswer, PeerId
+from noloco_node.core.types import Offer, OfferAnswer, PeerId, Seat
 from noloco_node.errors import LocalProtocolError
 from noloco_node.ports import (
     ClockBook,
     ExchangeHandler,
+    FetchedState,
     Gatekeeper,
     HopAnswer,
     MicroBatch,
     PeerStreams,
     PipelineHandler,
     StateHandler,
+    StateParts,
 )
 from noloco_node.transport.channels import Channels
 from noloco_node.transport.door import Door
@@ -151,8 +153,10 @@ class GrpcNetwork:
     async def run_hop(self, peer: PeerId, batch: MicroBatch, admitted: Callable[[], None]) -> HopAnswer:
         return await self._hops.run_hop(peer, batch, admitted)
 
-    async def fetch_state(self, peer: PeerId, into: Path) -> int:
-        return await self._states.fetch_state(peer, into)
+    async def fetch_state(
+        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+    ) -> FetchedState:
+        return await self._states.fetch_state(peer, into, seat, parts)
 
     async def close(self) -> None:
         """End every call, both ways, and remove the sockets. A second close does nothing."""

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId
+from noloco_node.core.types import PeerId, Seat
 from noloco_node.errors import DiskFailed, HopBusy, PeerLost, RemoteProtocolError
-from noloco_node.ports import Gatekeeper
+from noloco_node.ports import FetchedState, Gatekeeper, StateParts
 from noloco_node.transport.calls import close_call, learn_record, peer_errors, record_metadata
 from noloco_node.transport.channels import Channels, Lane
+from noloco_node.transport.exchange_codec import encode_seat
 from noloco_node.transport.frames import split_frame
 from noloco_node.transport.framing import digest_of
 from noloco_node.transport.meter import Meter
+from noloco_node.transport.state_service import PARTS
 from noloco_node.wire.state_pb2 import DescribeRequest, FetchRequest, StateDescription, StateFrame
 
 DESCRIBE = "/noloco.v1.StateService/Describe"
@@ -29,16 +31,23 @@ DESCRIBE_DEADLINE_S = 12 * limits.UNARY_DEADLINE_S  # the donor may have to read
 READ_BYTES = 1 << 20
 
 
+class DonorBusy(PeerLost):
+    """It serves as many newcomers as it may."""
+
+
 class StateClient:
     def __init__(self, channels: Channels, gatekeeper: Gatekeeper, meter: Meter) -> None:
         self._channels = channels
         self._gatekeeper = gatekeeper
         self._meter = meter
 
-    async def fetch_state(self, peer: PeerId, into: Path) -> int:
-        """Outer step of the file now at `into`. Raises PeerLost, RemoteProtocolError, DiskFailed."""
+    async def fetch_state(
+        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+    ) -> FetchedState:
+        """What the file now at `into` is. Raises PeerLost (DonorBusy), RemoteProtocolError, DiskFailed."""
+        request = DescribeRequest(parts=PARTS[parts], seat=None if seat is None else encode_seat(seat))
         try:
-            described = await self._describe(peer)
+            described = await self._describe(peer, request)
             part = await asyncio.to_thread(PartFile.open, into, peer, described)
             try:
                 await self._fill(peer, part)
@@ -53,22 +62,24 @@ class StateClient:
             raise DiskFailed(
                 f"cannot write {into}: {fault}", "free some space or choose another data folder"
             ) from fault
-        return described.outer_step
+        return FetchedState(described.outer_step, described.data_next)
 
-    async def _describe(self, peer: PeerId) -> StateDescription:
-        described: StateDescription = await self._call(peer, Lane.CONTROL, self._describe_on)
+    async def _describe(self, peer: PeerId, request: DescribeRequest) -> StateDescription:
+        described: StateDescription = await self._call(
+            peer, Lane.CONTROL, lambda peer, channel: self._describe_on(peer, channel, request)
+        )
         if len(described.digest) != limits.DIGEST_BYTES or not 0 < described.size_bytes <= limits.TENSOR_BYTES_MAX:
             raise RemoteProtocolError("an impossible description of a checkpoint")
         return described
 
-    async def _describe_on(self, peer: PeerId, channel: Any) -> StateDescription:
+    async def _describe_on(self, peer: PeerId, channel: Any, request: DescribeRequest) -> StateDescription:
         method = channel.unary_unary(
             DESCRIBE,
             request_serializer=DescribeRequest.SerializeToString,
             response_deserializer=StateDescription.FromString,
         )
         metadata = record_metadata(self._gatekeeper)
-        call = method(DescribeRequest(), timeout=DESCRIBE_DEADLINE_S, metadata=metadata)
+        call = method(request, timeout=DESCRIBE_DEADLINE_S, metadata=metadata)
         described: StateDescription = await call
         await learn_record(self._gatekeeper, peer, call)
         return described
@@ -81,7 +92,9 @@ class StateClient:
             try:
                 await self._call(peer, Lane.BULK, lambda peer, channel: self._stream(peer, channel, part))
                 return
-            except PeerLost:
+            except PeerLost as fault:
+                if isinstance(fault, DonorBusy) and part.held_bytes == 0:
+                    raise  # nothing to lose: the next donor at once
                 barren = barren + 1 if part.held_bytes == before else 0
                 if barren >= limits.STATE_RESUMES_MAX:
                     raise
@@ -118,7 +131,7 @@ class StateClient:
                 with peer_errors(peer):
                     return await action(peer, channel)
             except HopBusy as fault:
-                raise PeerLost(f"{peer} is busy with other newcomers") from fault
+                raise DonorBusy(f"{peer} is busy with other newcomers") from fault
 
 
 def check_end(frame: StateFrame, chunks: int, part: PartFile) -> None:

@@ -1,4 +1,4 @@
-"""StateService: gives the newest checkpoint file to newcomers."""
+"""StateService: gives the newest checkpoint, or parts of it, to newcomers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,28 @@ import grpc
 
 from noloco_node.core import limits
 from noloco_node.errors import RemoteProtocolError
+from noloco_node.ports import StateParts
 from noloco_node.transport.door import Context, Door
+from noloco_node.transport.exchange_codec import decode_seat
 from noloco_node.transport.framing import chunk_frame, end_frame
 from noloco_node.transport.meter import Meter
 from noloco_node.transport.state_shelf import PinnedFile, ShelfBusy, StateShelf
+from noloco_node.wire import state_pb2
 from noloco_node.wire.state_pb2 import DescribeRequest, FetchRequest, StateDescription, StateFrame
+
+PARTS = {
+    StateParts.WHOLE: state_pb2.STATE_PARTS_WHOLE,
+    StateParts.SLOW: state_pb2.STATE_PARTS_SLOW,
+    StateParts.SLOW_AND_MOMENTS: state_pb2.STATE_PARTS_SLOW_AND_MOMENTS,
+}
+PARTS_BY_NUMBER = {number: parts for parts, number in PARTS.items()}
+
+
+def parts_of(request: DescribeRequest) -> StateParts:
+    """What a stranger asks for. Raises RemoteProtocolError."""
+    if request.parts not in PARTS_BY_NUMBER:
+        raise RemoteProtocolError(f"unknown parts {request.parts} of a state")
+    return PARTS_BY_NUMBER[request.parts]
 
 
 class StateService:
@@ -21,14 +38,21 @@ class StateService:
         self._shelf = shelf
         self._meter = meter
 
-    async def describe(self, _: DescribeRequest, context: Context) -> StateDescription:
+    async def describe(self, request: DescribeRequest, context: Context) -> StateDescription:
         await self._door.admit(context, needs_lease=False)
-        file = await self._shelf.newest()
+        if self._shelf.is_full:  # said before a file is read for it
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
+        seat = decode_seat(request.seat) if request.HasField("seat") else None
+        file = await self._shelf.newest(None if seat is None else seat.stage, parts_of(request))
         if file is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no checkpoint yet")
         assert file is not None
         return StateDescription(
-            name=file.name, outer_step=file.outer_step, size_bytes=file.size_bytes, digest=file.digest
+            name=file.name,
+            outer_step=file.outer_step,
+            size_bytes=file.size_bytes,
+            digest=file.digest,
+            data_next=0 if seat is None else self._shelf.promised(seat),
         )
 
     async def fetch(self, request: FetchRequest, context: Context) -> None:

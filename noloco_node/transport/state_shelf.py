@@ -9,15 +9,19 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from noloco_node.core import limits
-from noloco_node.ports import StateHandler
+from noloco_node.core.types import Seat
+from noloco_node.ports import StateFile, StateHandler, StateParts
 
 READ_BYTES = 1 << 20
+
+
+FileKey = tuple[int, int, int, str]  # device, inode, mtime_ns, parts
 
 
 class ShelfBusy(Exception):
@@ -33,13 +37,22 @@ class PinnedFile:
     size_bytes: int
     digest: bytes
     handle: BinaryIO
-    key: tuple[int, int, int]  # device, inode, mtime_ns
+    key: FileKey
     used_at: float
+    head: bytes = b""
+    spans: tuple[tuple[int, int], ...] = ()
     uses: int = 0
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Positioned read, so that uploads share one handle."""
-        return os.pread(self.handle.fileno(), size_bytes, offset)
+        """Of the head and the spans as one. Positioned reads, so that uploads share one handle; may give less."""
+        if offset < len(self.head):
+            return self.head[offset : offset + size_bytes]
+        offset -= len(self.head)
+        for start, length in self.spans:
+            if offset < length:
+                return os.pread(self.handle.fileno(), min(size_bytes, length - offset), start + offset)
+            offset -= length
+        return b""
 
 
 class StateShelf:
@@ -59,44 +72,58 @@ class StateShelf:
         self._describing = asyncio.Lock()
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def newest(self) -> PinnedFile | None:
+    @property
+    def is_full(self) -> bool:
+        """As many uploads as allowed are under way."""
+        return self._uploads >= (limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max)
+
+    def promised(self, seat: Seat) -> int:
+        return self._handler.promised(seat)
+
+    async def newest(self, stage: int | None = None, parts: StateParts = StateParts.WHOLE) -> PinnedFile | None:
         """The newest complete checkpoint, pinned; digested on a thread when it is new."""
         async with self._describing:
             self._close_idle()
-            found = self._handler.state_file()
+            found = await asyncio.to_thread(self._handler.state_file, stage, parts)
             if found is None:
                 return None
-            path, outer_step = found
-            return self._known(path) or await self._pin(path, outer_step)
+            with suppress(FileNotFoundError):  # a newer one took its place: who asks again gets that
+                return self._known(found.path, parts) or await self._pin(found, parts)
+            return None
 
-    def _known(self, path: Path) -> PinnedFile | None:
-        key = file_key(os.stat(path))
+    def _known(self, path: Path, parts: StateParts) -> PinnedFile | None:
+        key = file_key(os.stat(path), parts)
         for file in self._pinned.values():
             if file.key == key:
                 file.used_at = self._now()
                 return file
         return None
 
-    async def _pin(self, path: Path, outer_step: int) -> PinnedFile:
-        handle = path.open("rb")
+    async def _pin(self, found: StateFile, parts: StateParts) -> PinnedFile:
+        handle = found.path.open("rb")
         try:
-            digest = await asyncio.to_thread(digest_file, handle)
+            stat = os.fstat(handle.fileno())
+            if found.stamp_ns not in (0, stat.st_mtime_ns):
+                raise FileNotFoundError(found.path)  # replaced meanwhile
+            spans = found.spans or ((0, stat.st_size),)
+            size_bytes = len(found.head) + sum(length for _, length in spans)
+            name, key = found.path.name, file_key(stat, parts)
+            file = PinnedFile(name, found.outer_step, size_bytes, b"", handle, key, self._now(), found.head, spans)
+            file.digest = await asyncio.to_thread(digest_file, file)
         except BaseException:
             handle.close()
             raise
-        stat = os.fstat(handle.fileno())
-        file = PinnedFile(path.name, outer_step, stat.st_size, digest, handle, file_key(stat), self._now())
-        if (older := self._pinned.get(digest)) is not None:
+        if (older := self._pinned.get(file.digest)) is not None:
             handle.close()
             return older
-        self._pinned[digest] = file
+        self._pinned[file.digest] = file
         self._sweep_later()
         return file
 
     @contextmanager
     def upload(self, digest: bytes) -> Iterator[PinnedFile | None]:
         """The file of that digest while it is sent; None when it is no longer here. Raises ShelfBusy."""
-        if self._uploads >= (limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max):
+        if self.is_full:
             raise ShelfBusy
         file = self._pinned.get(digest)
         if file is None:
@@ -142,13 +169,13 @@ class StateShelf:
         return asyncio.get_running_loop().time()
 
 
-def file_key(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_dev, stat.st_ino, stat.st_mtime_ns
+def file_key(stat: os.stat_result, parts: StateParts) -> FileKey:
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, str(parts)
 
 
-def digest_file(handle: BinaryIO) -> bytes:
-    digest = hashlib.blake2b(digest_size=limits.DIGEST_BYTES)
-    handle.seek(0)
-    while data := handle.read(READ_BYTES):
+def digest_file(file: PinnedFile) -> bytes:
+    digest, offset = hashlib.blake2b(digest_size=limits.DIGEST_BYTES), 0
+    while data := file.read(offset, READ_BYTES):
         digest.update(data)
+        offset += len(data)
     return digest.digest()

@@ -22,24 +22,27 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from noloco_node.wire import record_pb2 as noloco_dot_v1_dot_record__pb2
 from noloco_node.wire import transfer_pb2 as noloco_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15noloco/v1/state.proto\x12\tnoloco.v1\x1a\x18noloco/v1/transfer.proto\"\x11\n\x0f\x44\x65scribeRequest\"X\n\x10StateDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"g\n\nStateFrame\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x10.noloco.v1.ChunkH\x00\x12\x1d\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x0e.noloco.v1.EndH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind2\x8e\x01\n\x0cStateService\x12\x43\n\x08\x44\x65scribe\x12\x1a.noloco.v1.DescribeRequest\x1a\x1b.noloco.v1.StateDescription\x12\x39\n\x05\x46\x65tch\x12\x17.noloco.v1.FetchRequest\x1a\x15.noloco.v1.StateFrame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15noloco/v1/state.proto\x12\tnoloco.v1\x1a\x16noloco/v1/record.proto\x1a\x18noloco/v1/transfer.proto\"V\n\x0f\x44\x65scribeRequest\x12\x1d\n\x04seat\x18\x01 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12$\n\x05parts\x18\x02 \x01(\x0e\x32\x15.noloco.v1.StateParts\"k\n\x10StateDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x11\n\tdata_next\x18\x05 \x01(\x04\".\n\x0c\x46\x65tchRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"g\n\nStateFrame\x12!\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x10.noloco.v1.ChunkH\x00\x12\x1d\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x0e.noloco.v1.EndH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind*[\n\nStateParts\x12\x15\n\x11STATE_PARTS_WHOLE\x10\x00\x12\x14\n\x10STATE_PARTS_SLOW\x10\x01\x12 \n\x1cSTATE_PARTS_SLOW_AND_MOMENTS\x10\x02\x32\x8e\x01\n\x0cStateService\x12\x43\n\x08\x44\x65scribe\x12\x1a.noloco.v1.DescribeRequest\x1a\x1b.noloco.v1.StateDescription\x12\x39\n\x05\x46\x65tch\x12\x17.noloco.v1.FetchRequest\x1a\x15.noloco.v1.StateFrame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DESCRIBEREQUEST']._serialized_start=62
-  _globals['_DESCRIBEREQUEST']._serialized_end=79
-  _globals['_STATEDESCRIPTION']._serialized_start=81
-  _globals['_STATEDESCRIPTION']._serialized_end=169
-  _globals['_FETCHREQUEST']._serialized_start=171
-  _globals['_FETCHREQUEST']._serialized_end=217
-  _globals['_STATEFRAME']._serialized_start=219
-  _globals['_STATEFRAME']._serialized_end=322
-  _globals['_STATESERVICE']._serialized_start=325
-  _globals['_STATESERVICE']._serialized_end=467
+  _globals['_STATEPARTS']._serialized_start=436
+  _globals['_STATEPARTS']._serialized_end=527
+  _globals['_DESCRIBEREQUEST']._serialized_start=86
+  _globals['_DESCRIBEREQUEST']._serialized_end=172
+  _globals['_STATEDESCRIPTION']._serialized_start=174
+  _globals['_STATEDESCRIPTION']._serialized_end=281
+  _globals['_FETCHREQUEST']._serialized_start=283
+  _globals['_FETCHREQUEST']._serialized_end=329
+  _globals['_STATEFRAME']._serialized_start=331
+  _globals['_STATEFRAME']._serialized_end=434
+  _globals['_STATESERVICE']._serialized_start=530
+  _globals['_STATESERVICE']._serialized_end=672
 # @@protoc_insertion_point(module_scope)

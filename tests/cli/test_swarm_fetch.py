@@ -17,6 +17,7 @@ from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import dump, load_run_spec
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.errors import BadConfig, ExitCode, PeerLost, SwarmUnreachable, WrongRun
+from noloco_node.ports import FetchedState
 from noloco_node.training import checkpoint
 from noloco_node.training.settings import TrainerPlace
 from noloco_node.training.trainer import build_trainer
@@ -37,7 +38,7 @@ class Donors:
         self._folder = folder
         self._answers = iter(answers)
 
-    async def fetch_state(self, peer: PeerId, into: Path) -> int:
+    async def fetch_state(self, peer: PeerId, into: Path) -> FetchedState:
         answer = next(self._answers)
         if isinstance(answer, Exception):
             raise answer
@@ -45,7 +46,7 @@ class Donors:
         trainer.initialise()
         trainer.save_checkpoint(outer_step=1, inner_step=0, data_next=0, notes={})().replace(into)
         trainer.close()
-        return 1
+        return FetchedState(1)
 
 
 async def fetched(folder: Path, monkeypatch: pytest.MonkeyPatch, *answers: Exception | Seat) -> Path | None:

@@ -67,5 +67,5 @@ async def test_state_is_fetched(nodes: tuple[Node, Node], tmp_path: Path) -> Non
     path = tmp_path / "saved"
     path.write_bytes(bytes(range(256)) * 10_000)
     other.driver.file = (path, 9)
-    assert await one.network.fetch_state(other.peer, tmp_path / "fetched") == 9
+    assert (await one.network.fetch_state(other.peer, tmp_path / "fetched")).outer_step == 9
     assert (tmp_path / "fetched").read_bytes() == path.read_bytes()

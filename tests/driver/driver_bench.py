@@ -15,7 +15,17 @@ from noloco_node.core.seats import Roster
 from noloco_node.core.types import MicroBatchId, OfferAnswer, PeerId, Seat, SeatRecord, SeatState, Settings
 from noloco_node.driver.driver import Driver, Surroundings
 from noloco_node.errors import PeerLost, RemoteProtocolError
-from noloco_node.ports import Boundary, ForwardResult, HopAnswer, LoadedState, MicroBatch, StepResult, TensorBlob
+from noloco_node.ports import (
+    Boundary,
+    FetchedState,
+    ForwardResult,
+    HopAnswer,
+    LoadedState,
+    MicroBatch,
+    StateParts,
+    StepResult,
+    TensorBlob,
+)
 from noloco_node.ports import Verdict as TensorVerdict
 
 ME, PEER, THIRD = PeerId("me"), PeerId("peer"), PeerId("third")
@@ -162,6 +172,8 @@ class BenchNetwork:
     files: dict[PeerId, bytes] = field(default_factory=dict)
     offers: dict[PeerId, OfferAnswer] = field(default_factory=dict)
     greeted: list[PeerId] = field(default_factory=list)
+    asked: list[tuple[PeerId, Seat | None, StateParts]] = field(default_factory=list)  # for a state
+    promised: int = 0  # what donors know of the seat's last promise
     sent: list[MicroBatch] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
 
@@ -185,11 +197,14 @@ class BenchNetwork:
             admitted()
         return _answer(answer)
 
-    async def fetch_state(self, peer: PeerId, into: Path) -> int:
+    async def fetch_state(
+        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+    ) -> FetchedState:
         if peer not in self.files:
             raise PeerLost("away")
+        self.asked.append((peer, seat, parts))
         await asyncio.to_thread(into.write_bytes, self.files[peer])
-        return 4
+        return FetchedState(4, self.promised)
 
 
 def _answer(answer: Any) -> Any:
@@ -217,7 +232,7 @@ class BenchDiscovery:
     def kept(self, seat: Seat) -> list[SeatRecord]:
         return self.held.get(seat, [])
 
-    async def publish(self, record: SeatRecord) -> tuple[SeatRecord, bytes, bool]:
+    async def publish(self, record: SeatRecord, *, carried: bool = True) -> tuple[SeatRecord, bytes, bool]:
         self.published.append(record)
         if not self.is_up:
             raise PeerLost("nobody answers")

@@ -18,6 +18,7 @@ import torch
 from noloco_node.core import limits
 from noloco_node.core.types import Seat
 from noloco_node.errors import BadCheckpoint, DiskFailed, WrongRun
+from noloco_node.ports import StateParts
 from noloco_node.training import checkpoint
 from noloco_node.training.checkpoint import Meta, newest, read_meta
 from noloco_node.training.initialisation import stage_hash
@@ -81,6 +82,80 @@ def test_newcomer_takes_slow_weights_and_momentum_and_begins_adam_anew(make_trai
     assert stage_hash(donor.stage) != stage_hash(newcomer.stage)
 
 
+def put_together(path: Path, parts: StateParts, into: Path) -> Path:
+    """What a newcomer is sent: head and spans, one after the other."""
+    head, spans = checkpoint.excerpt(path, parts)
+    content = path.read_bytes()
+    into.write_bytes(head + b"".join(content[offset : offset + size] for offset, size in spans))
+    return into
+
+
+def test_excerpt_holds_slow_weights_and_momentum_only_and_is_less_than_half_the_file(make_trainer, tmp_path):
+    donor, newcomer = make_trainer(0, 0, num_replicas=2), make_trainer(0, 1, num_replicas=2)
+    donor.initialise()
+    list(losses(donor, 0, 6))
+    path = save(donor, 1)
+    given = put_together(path, StateParts.SLOW, tmp_path / "given")
+    assert given.stat().st_size < path.stat().st_size / 2
+    assert len(checkpoint.excerpt(path, StateParts.SLOW)[1]) == 1  # one stretch of the donor's file
+    whole, part = read_meta(path), read_meta(given)
+    assert replace(part, digests={}) == replace(whole, digests={})
+    assert checkpoint.read_tensors(given, part, checkpoint.SLOW_PARTS).keys() == {"slow", "momentum"}
+    newcomer.load_state_file(given)
+    slow = donor.outer.slow_weights()
+    assert all(torch.equal(theta, slow[name]) for name, theta in newcomer.stage.named_parameters())
+    with pytest.raises(BadCheckpoint, match="no fast tensors"):
+        checkpoint.read_tensors(given, part)
+
+
+def test_newcomer_takes_the_donors_moments_if_its_node_is_set_so(make_trainer, tmp_path):
+    donor, newcomer = make_trainer(0, 0, num_replicas=2), make_trainer(0, 1, num_replicas=2)
+    donor.initialise()
+    list(losses(donor, 0, 6))
+    newcomer._place = replace(newcomer._place, fetched_parts=StateParts.SLOW_AND_MOMENTS)
+    newcomer.load_state_file(put_together(save(donor, 1), StateParts.SLOW_AND_MOMENTS, tmp_path / "given"))
+    assert newcomer.optimizer.steps == donor.optimizer.steps > 0
+    for moment, named in donor.optimizer.moments().items():
+        assert all(torch.equal(newcomer.optimizer.moments()[moment][name], value) for name, value in named.items())
+
+
+def test_moments_of_a_donor_that_cannot_be_right_are_refused(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.initialise()
+    list(losses(trainer, 0, 6))
+    path = save(trainer, 1)
+    trainer._place = replace(trainer._place, fetched_parts=StateParts.SLOW_AND_MOMENTS)
+    name = "exp_avg_sq/model.norm.weight"
+    for meta, tensors in (({}, {name: -torch.ones(32)}), ({}, {name: None}), ({"adam_steps": -1}, {})):
+        with pytest.raises(BadCheckpoint):
+            trainer.load_state_file(rewritten(path, meta, **tensors))
+
+
+def test_excerpt_of_a_file_that_is_cut_short_or_none_of_ours_is_a_bad_checkpoint(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.initialise()
+    content = save(trainer, 1).read_bytes()
+    for number, damaged in enumerate((b"", content[:5], content[:100], b"\xff" * 200)):
+        path = tmp_path / f"damaged-{number}"
+        path.write_bytes(damaged)
+        with pytest.raises(BadCheckpoint):
+            checkpoint.excerpt(path, StateParts.SLOW)
+
+
+def test_micro_batches_drawn_after_the_checkpoint_are_counted_when_they_are_drawn_again(make_trainer):
+    trainer = make_trainer()
+    trainer.initialise()
+    for n in range(4):
+        trainer.draw(n)
+    save(trainer, 1, data_next=4)
+    for n in range(4, 9):
+        trainer.draw(n)
+    crashed = make_trainer()
+    assert crashed.load_checkpoint().drawn_again == 5
+    crashed.draw(4)
+    assert make_trainer().load_checkpoint().drawn_again == 1  # of this life, not of the one before
+
+
 def test_checkpoint_of_another_run_or_shape_is_refused(make_trainer, tiny_model):
     trainer = make_trainer()
     trainer.initialise()
@@ -102,13 +177,19 @@ def test_newcomer_does_not_hear_where_the_donor_stood_in_the_data(make_trainer):
     assert resumed == []
 
 
+def _names(named: dict[str, torch.Tensor], part: str) -> list[str]:
+    return [name.removeprefix(f"{part}/") for name in named if name.startswith(f"{part}/")]
+
+
 def rewritten(path: Path, meta: dict[str, object], **tensors: torch.Tensor | None) -> Path:
     """The file with other words and tensors (None: taken out), its digest right again."""
     old = read_meta(path)
     parts = checkpoint.read_tensors(path, old)
     named = {f"{part}/{name}": tensor for part, found in parts.items() for name, tensor in found.items()} | tensors
     named = {name: tensor for name, tensor in named.items() if tensor is not None}
-    header = asdict(replace(old, digest=checkpoint._digest(named))) | meta
+    of_part = {part: {name: named[f"{part}/{name}"] for name in _names(named, part)} for part in parts}
+    digests = {part: checkpoint._digest(tensors) for part, tensors in of_part.items()}
+    header = asdict(replace(old, digests=digests)) | meta
     written = path.with_name("donated")
     checkpoint.save_file(named, written, {checkpoint.METADATA_KEY: json.dumps(header)})
     return written
@@ -279,7 +360,7 @@ def test_a_process_killed_while_saving_leaves_a_whole_checkpoint(tmp_path, delay
         child.wait()
         child.stdout.close()
     path = newest(tmp_path)
-    meta, tensors = checkpoint.load(path, run="run", shape_hash="shape")
+    meta, tensors = checkpoint.load(path, run="run", shape_hash="shape", parts=("fast",))
     assert meta.outer_step >= done
     assert torch.equal(tensors["fast"]["w"], torch.ones(4_000_000))
 

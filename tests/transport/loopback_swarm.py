@@ -12,8 +12,8 @@ from typing import Any
 
 from loopback_streams import LoopbackStreams, Wires
 
-from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, PeerId
-from noloco_node.ports import HopAnswer, HopHeader, MicroBatch, PeerStreams, TensorBlob
+from noloco_node.core.types import ExchangeMessage, MicroBatchId, Offer, OfferAnswer, PeerId, Seat
+from noloco_node.ports import HopAnswer, HopHeader, MicroBatch, PeerStreams, StateFile, StateParts, TensorBlob
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork, Handlers
 
@@ -62,6 +62,9 @@ class Driver:
     tensors: list[tuple[PeerId, int, bytes]] = field(default_factory=list)
     damaged: list[tuple[PeerId, int, str]] = field(default_factory=list)
     file: tuple[Path, int] | None = None
+    excerpt: tuple[bytes, tuple[tuple[int, int], ...]] = (b"", ())  # head and spans, when parts of it are asked for
+    asked: list[tuple[int | None, StateParts]] = field(default_factory=list)
+    promises: dict[Seat, int] = field(default_factory=dict)
     on_message: Callable[[PeerId, ExchangeMessage], None] = lambda peer, message: None
     on_opened: Callable[[PeerId, int, int, bytes], None] = lambda *opened: None
 
@@ -97,8 +100,15 @@ class Driver:
     def status(self) -> dict[str, Any]:
         return {"phase": "training", "hops": len(self.hops)}
 
-    def state_file(self) -> tuple[Path, int] | None:
-        return self.file
+    def state_file(self, stage: int | None = None, parts: StateParts = StateParts.WHOLE) -> StateFile | None:
+        self.asked.append((stage, parts))
+        if self.file is None:
+            return None
+        head, spans = (b"", ()) if parts is StateParts.WHOLE else self.excerpt
+        return StateFile(*self.file, head, spans)
+
+    def promised(self, seat: Seat) -> int:
+        return self.promises.get(seat, 0)
 
 
 def done(answer: HopAnswer) -> asyncio.Future[HopAnswer]:

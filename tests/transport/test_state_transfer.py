@@ -47,7 +47,7 @@ def assert_absent(into: Path) -> None:
 
 
 async def test_file_arrives_whole_with_its_outer_step(alice: Node, donor: Node, into: Path) -> None:
-    assert await alice.network.fetch_state(donor.peer, into) == 12
+    assert (await alice.network.fetch_state(donor.peer, into)).outer_step == 12
     assert_whole(into)
     assert donor.moved("state", "sent") == alice.moved("state", "received") == len(CONTENT)
 
@@ -60,7 +60,7 @@ async def test_cut_download_goes_on_at_the_offset(
     for part in (1, 2):
         await until(lambda part=part: alice.moved("state", "received") > part * len(CONTENT) // 3)
         peers.wires.cut()
-    assert await fetching == 12
+    assert (await fetching).outer_step == 12
     assert_whole(into)
     assert alice.moved("state", "received") == len(CONTENT)
 
@@ -112,7 +112,7 @@ async def test_file_deleted_meanwhile_is_still_sent_whole(
     await until(lambda: alice.moved("state", "received") > 0)
     assert donor.driver.file is not None
     donor.driver.file[0].unlink()
-    assert await fetching == 12
+    assert (await fetching).outer_step == 12
     assert_whole(into)
 
 
@@ -133,6 +133,8 @@ async def test_upload_beyond_the_cap_is_busy(
 async def test_changed_bytes_are_refused_with_a_strike(
     alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    described = await donor.network._shelf.newest()  # type: ignore[union-attr]
+    assert described is not None
     monkeypatch.setattr(PinnedFile, "read", lambda self, offset, size: bytes(min(size, self.size_bytes - offset)))
     with pytest.raises(RemoteProtocolError, match="digest"):
         await alice.network.fetch_state(donor.peer, into)

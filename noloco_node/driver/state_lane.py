@@ -1,0 +1,182 @@
+"""The weights of the seat: loaded from the disk, fetched from donors, drawn from the seed; saved, and given away.
+
+Owns the seat's trainer and the newest checkpoint on its way to the disk. Must not know which of the ways is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from noloco_node.core import effects as do
+from noloco_node.core import events as ev
+from noloco_node.core.machine import Machine
+from noloco_node.core.types import PeerId, Seat
+from noloco_node.driver import closed_step_notes, promise_notes
+from noloco_node.driver.host import Host
+from noloco_node.errors import BadCheckpoint, PeerLost, RemoteProtocolError
+from noloco_node.ports import LoadedState, StateFile, StateParts, Trainer
+
+Excerpt = tuple[bytes, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateShelf:
+    """The checkpoints of this node. `newest` names the newest complete one of a seat and its outer step, `seats` those
+    that have any, `excerpt` gives head and spans of a file that holds only these parts of it."""
+
+    folder: Path
+    newest: Callable[[Seat], tuple[Path, int] | None]
+    seats: Callable[[], Sequence[Seat]] = tuple
+    excerpt: Callable[[Path, StateParts], Excerpt] = lambda path, parts: (b"", ())
+    fetched_parts: StateParts = StateParts.SLOW
+
+
+class StateLane:
+    """Executes the effects about state. `forget_all`: another state is loaded, what was under way is void."""
+
+    def __init__(
+        self,
+        host: Host,
+        machine: Machine,
+        shelf: StateShelf,
+        make_trainer: Callable[[Seat], Trainer],
+        *,
+        forget_all: Callable[[], None],
+        strike: Callable[[PeerId, str], None],
+    ) -> None:
+        self._host = host
+        self._machine = machine
+        self._shelf = shelf
+        self._make_trainer = make_trainer
+        self._forget_all = forget_all
+        self._strike = strike
+        self.seat: Seat | None = None
+        self.written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
+
+    def executors(self) -> dict[type, Callable[[Any], None]]:
+        tasks: dict[type, Callable[[Any], Coroutine[Any, Any, None]]] = {
+            do.InitialiseState: self._initialise,
+            do.LoadCheckpoint: self._load_checkpoint,
+            do.FetchState: self._fetch_state,
+            do.SaveCheckpoint: self._save_checkpoint,
+        }
+        return {effect: self._host.as_task(execute) for effect, execute in tasks.items()}
+
+    @property
+    def is_saved(self) -> bool:
+        """The last checkpoint begun is on disk, or none was begun."""
+        written = self.written
+        return written is None or (written.done() and not written.cancelled() and written.exception() is None)
+
+    # --- in ---------------------------------------------------------------------------------------
+
+    async def _trainer_of(self, seat: Seat) -> Trainer:
+        """The seat's trainer, for a state that is loaded anew: what was under way before is forgotten."""
+        self._forget_all()
+        host = self._host
+        if host.trainer is None or self.seat != seat:
+            if host.trainer is not None:
+                await host.trainer.close()
+            host.trainer, self.seat = self._make_trainer(seat), seat
+        return host.trainer
+
+    def _loaded(self, state: LoadedState, source: str, data_next: int | None = None) -> None:
+        event = ev.StateLoaded(
+            state.outer_step,
+            state.inner_step,
+            state.data_next if data_next is None else data_next,
+            source,
+            closed_step_notes.recalled(state.notes),
+            promise_notes.recalled(state.notes),
+            state.drawn_again,
+        )
+        self._host.feed(event)
+
+    async def _initialise(self, effect: do.InitialiseState) -> None:
+        trainer = await self._trainer_of(effect.seat)
+        self._loaded(await trainer.initialise(), "seed")
+
+    async def _load_checkpoint(self, effect: do.LoadCheckpoint) -> None:
+        trainer = await self._trainer_of(effect.seat)
+        try:
+            if effect.of is None:
+                self._loaded(await trainer.load_checkpoint(), "checkpoint")
+            else:
+                self._loaded(await trainer.load_state_file(self._path_of(effect.of)), "kept")
+        except BadCheckpoint as error:
+            self._host.feed(ev.StateUnavailable(error.cause))
+
+    def _path_of(self, seat: Seat) -> Path:
+        found = self._shelf.newest(seat)
+        if found is None:
+            raise BadCheckpoint(f"no complete checkpoint of seat {seat} is left")
+        return found[0]
+
+    async def _fetch_state(self, effect: do.FetchState) -> None:
+        """One donor after the other: busy, gone or unusable, the next begins anew (an offset belongs to one donor)."""
+        trainer = await self._trainer_of(effect.seat)
+        path = self._shelf.folder / f"fetched-{effect.seat}.safetensors"
+        reason = "no donor"
+        for donor in effect.donors:
+            try:
+                fetched = await self._host.peers.fetch_state(donor, path, effect.seat, self._shelf.fetched_parts)
+                state = await trainer.load_state_file(path)
+                self._check_within_run(state)
+                self._loaded(state, "peer", fetched.data_next)
+                return
+            except (PeerLost, RemoteProtocolError) as error:  # the transport has struck whom it had to
+                reason = str(error)
+            except BadCheckpoint as error:
+                reason = str(error)
+                self._strike(donor, reason)
+            finally:
+                path.unlink(missing_ok=True)
+        self._host.feed(ev.StateUnavailable(reason))
+
+    def _check_within_run(self, state: LoadedState) -> None:
+        """A donor cannot be further than the run's last outer step (0: the run has no end). Raises BadCheckpoint."""
+        last = self._machine.settings.total_outer_steps
+        if 0 < last < state.outer_step:
+            raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
+
+    # --- out --------------------------------------------------------------------------------------
+
+    async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
+        notes = closed_step_notes.noted(effect.last) | promise_notes.noted(effect.promised)
+        host = self._host
+        trainer = host.device
+        try:
+            written = await trainer.save_checkpoint(
+                outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
+            )
+        except FloatingPointError as error:  # a state that is not finite is never kept
+            host.feed(ev.StateCopied())
+            host.feed(ev.CheckpointSaved(effect.outer_step, str(error)))
+            return
+        self.written = asyncio.ensure_future(written)
+        host.feed(ev.StateCopied())
+        await asyncio.shield(self.written)  # the node may leave meanwhile; the file is finished all the same
+        if host.trainer is trainer:  # else it is another seat's by now
+            host.feed(ev.CheckpointSaved(effect.outer_step))
+
+    def file(self, stage: int | None, parts: StateParts) -> StateFile | None:
+        """The newest complete checkpoint of the stage on this disk (None: of the seat at work), or parts of it.
+
+        From any thread: it reads headers.
+        """
+        here = () if self.seat is None else (self.seat,)
+        seats = here if stage is None else {s for s in (*self._shelf.seats(), *here) if s.stage == stage}
+        try:
+            found = [newest for seat in sorted(seats) if (newest := self._shelf.newest(seat)) is not None]
+            if not found:
+                return None
+            path, outer_step = max(found, key=lambda newest: newest[1])
+            stamp_ns = path.stat().st_mtime_ns
+            head, spans = (b"", ()) if parts is StateParts.WHOLE else self._shelf.excerpt(path, parts)
+            return StateFile(path, outer_step, head, spans, stamp_ns)
+        except (BadCheckpoint, OSError):  # it was just replaced by a newer one: who asks again gets that
+            return None
