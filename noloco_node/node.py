@@ -37,6 +37,7 @@ from noloco_node.driver.hop_rules import HopForm
 from noloco_node.driver.open_files import raise_open_files_limit
 from noloco_node.driver.peer_clocks import PeerClocks
 from noloco_node.driver.socket_folder import socket_folder
+from noloco_node.driver.stall_watch import StallWatch
 from noloco_node.driver.stop_signals import StopSignals
 from noloco_node.errors import BadConfig, DiskFailed, ExitCode, NolocoError
 from noloco_node.ports import StateParts, Trainer
@@ -126,8 +127,9 @@ class Node:
         await network.start(Handlers(driver, driver, driver))
         closing.push_async_callback(network.close)
         driver.plug(network)
+        stalls = StallWatch(lambda: None if driver.trainer is None else driver.trainer.job, _stalled(driver, stop))
         watch = _clock_watch(clocks, steady, driver, metrics, len(_peer_ids(peers)))
-        for helper in (watch, _greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
+        for helper in (stalls, watch, _greeting(network, driver, peers), WaitingDiary(pages.waits_for)):
             helper.start()
             closing.push_async_callback(helper.close)
         company.watch(driver.forget_barred, driver.fail)
@@ -285,6 +287,16 @@ class Node:
         if left.code:
             raise _as_error(left)
         return int(ExitCode.OK)
+
+
+def _stalled(driver: Driver, stop: StopSignals) -> Callable[[NolocoError], None]:
+    """The thread that hangs cannot be ended: the process is, after what can be said was said."""
+
+    def end(error: NolocoError) -> None:
+        stop.end_at_last(error.code)
+        driver.fail(error)
+
+    return end
 
 
 def _greeting(network: GrpcNetwork, driver: Driver, addresses: tuple[str, ...]) -> Greeting:

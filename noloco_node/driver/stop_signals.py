@@ -60,6 +60,10 @@ class StopSignals:
         give_up_s = max(grace_s / 2, grace_s - limits.STOP_MARGIN_S)
         asyncio.get_running_loop().call_later(give_up_s, self.driver.give_up, name)
 
+    def end_at_last(self, code: ExitCode) -> None:
+        """Something hangs that will not be waited for: whatever the clean end does, it has the grace time."""
+        _start_timer(max(GRACE_MIN_S, self._grace_s), os._exit, int(code))
+
     def _end_hard(self) -> None:
         """On a thread of its own: the event loop, or the interpreter's own end, may be what hangs."""
         is_saved = self.driver is None or self.driver.is_saved

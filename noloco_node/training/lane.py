@@ -7,6 +7,7 @@ checkpoints. Decides nothing. Must not know what the jobs are for.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,6 +33,8 @@ class TrainingLane:
         self._place = place
         self._trainer: StageTrainer | None = None
         self._is_closing = False
+        self._jobs = itertools.count(1)
+        self.job: int | None = None  # under way on the device
         self._device = ThreadPoolExecutor(1, "noloco-train", self._set_threads)
         self._reader = ThreadPoolExecutor(1, "noloco-read")
         self._writer = ThreadPoolExecutor(1, "noloco-save")
@@ -117,7 +120,15 @@ class TrainingLane:
             await asyncio.to_thread(threads.shutdown, cancel_futures=threads is not self._writer)
 
     async def _run(self, job: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._device, _guarded, job)
+        return await asyncio.get_running_loop().run_in_executor(self._device, self._guarded, job)
+
+    def _guarded(self, job: Callable[[], R]) -> R:
+        self.job = next(self._jobs)
+        try:
+            with memory_guard():
+                return job()
+        finally:
+            self.job = None
 
     def _build(self) -> StageTrainer:
         if self._trainer is None:
@@ -139,8 +150,3 @@ class TrainingLane:
         """OpenMP keeps the number per thread, so it is set on the thread that computes."""
         if self._place.threads:
             torch.set_num_threads(self._place.threads)
-
-
-def _guarded(job: Callable[[], R]) -> R:
-    with memory_guard():
-        return job()
