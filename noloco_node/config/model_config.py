@@ -45,6 +45,8 @@ def check_model(model: Mapping[str, Any], num_stages: int) -> None:
 def check_lengths(model: Mapping[str, Any], sequence_length: int, tokenizer: str) -> None:
     """Sequence and vocabulary against the model."""
     positions = model.get("max_position_embeddings")
+    if positions is not None:
+        _check_size(model, "max_position_embeddings")
     if positions is not None and sequence_length > positions:
         raise ValueError(
             f"[batch] sequence_length {sequence_length} is above [model] max_position_embeddings {positions}"

@@ -102,7 +102,7 @@ class NodeClient:
         reply = await self._call(peer, "Status", node_pb2.StatusRequest())
         try:
             status = json.loads(reply.json)
-        except ValueError as fault:
+        except (ValueError, RecursionError) as fault:
             raise RemoteProtocolError("the status is not JSON") from fault
         if not isinstance(status, dict):
             raise RemoteProtocolError("the status is not an object")
