@@ -141,7 +141,11 @@ class Machine:
 
     def _work_deadlines(self, work: Work) -> list[float | None]:
         gate = work.flow.gate
-        times = [work.flow.next_deadline(), work.desk.next_deadline(self._now), work.promise.next_deadline(self._now)]
+        times = [
+            work.flow.next_deadline(self._now),
+            work.desk.next_deadline(self._now),
+            work.promise.next_deadline(self._now),
+        ]
         times.append(self.standing.next_deadline)
         due_s = self.clock.due_s
         if not self._ending and due_s is not None and due_s > self._now:  # one that is held back is woken by its end

@@ -220,11 +220,12 @@ class StepGate:
     def starves_at_s(self) -> float:
         return self._active_s + self._idle_close_s
 
-    def next_deadline(self) -> float | None:
-        """When time alone may change something: the idle close, or a missing id's grace."""
+    def next_deadline(self, now: float) -> float | None:
+        """When time alone may change something: the idle close, or a missing id's grace. One that is past has had its
+        effect: a step that is complete waits for something else."""
         times = []
         if not self._open and 0 < self.totals.admitted < self._m:
             times.append(self._active_s + self._idle_close_s)
         if self._waiting_since_s is not None:
             times.append(self._waiting_since_s + self._grace_s)
-        return min(times, default=None)
+        return min((time for time in times if time > now), default=None)

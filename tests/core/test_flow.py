@@ -34,7 +34,7 @@ def run(flow: MicroBatchFlow, effects: list[do.Effect], answers: dict[PeerId, ty
     while now < until_s and not any(isinstance(effect, do.ForgetMicroBatch) for effect in effects):
         calls = [effect for effect in effects if isinstance(effect, do.CallNextStage)]
         if not calls:
-            deadline = flow.next_deadline()
+            deadline = flow.next_deadline(now)
             assert deadline is not None
             now = max(now, deadline)
             effects = flow.time_passed(view, now)
