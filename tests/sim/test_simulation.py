@@ -90,9 +90,9 @@ def test_command_writes_its_figures() -> None:
 
 def test_command_names_the_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MicroBatchFlow, "in_flight", property(lambda flow: 0))
-    options = ["--seed", "4", "--seats", "1x2", "--scenario", "calm", "--json", "-"]
+    options = ["--seed", "4", "--seats", "2x2", "--scenario", "calm", "--json", "-"]
     result = CliRunner().invoke(command, options, standalone_mode=False)
-    assert "noloco-node simulate --scenario calm --seats 1x2 --seed 4" in result.stderr
+    assert "noloco-node simulate --scenario calm --seats 2x2 --seed 4" in result.stderr
     violation = json.loads(result.stdout)["violations"][0]
     assert (violation["seed"], violation["checker"]) == (4, "quiet_changes")
     assert "broke an invariant" in str(result.exception)
@@ -100,7 +100,7 @@ def test_command_names_the_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_raises_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DevicePlan, "next", lambda *args, **kwargs: 1 / 0)
-    (violation,) = simulate(Run("calm", 1, 1, 2)).violations
+    violation = simulate(Run("calm", 1, 1, 2)).violations[0]
     assert violation.checker == "fault"
     assert "ZeroDivisionError" in violation.words
 

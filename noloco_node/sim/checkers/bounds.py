@@ -12,9 +12,11 @@ from noloco_node.core.types import Settings
 from noloco_node.sim.checkers.checker import Checker
 from noloco_node.sim.replica import TENSOR_BYTES
 from noloco_node.sim.virtual_node import VirtualNode
+from noloco_node.sim.virtual_swarm import VirtualSwarm
 
 LINKS_MAX = 2 * limits.EXCHANGE_MEMORY_STEPS + 4
 TENSORS_MAX = 6  # sent per interval, with repeats after breaks
+WAKE_UPS_MAX = 20  # of the timer without any effect, per second
 CALLS_MAX = 150  # per interval: hops with their answers, offers, words of the exchange
 
 
@@ -31,11 +33,18 @@ class Bounds(Checker):
 
     name = "bounds"
 
+    def __init__(self, swarm: VirtualSwarm) -> None:
+        super().__init__(swarm)
+        self._idle: dict[int, tuple[int, int]] = {}  # node -> (second, wake-ups for nothing within it)
+
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
         machine = node.machine
         if machine is None:
             return
-        if isinstance(event, ev.RecordLearnt):
+        if isinstance(event, ev.TimePassed):
+            if not effects:
+                yield from self._wakes_for_nothing(node)
+        elif isinstance(event, ev.RecordLearnt):
             kept = len(machine.membership.roster._seats.get(event.record.seat, ()))
             if kept > limits.RECORDS_PER_SEAT_MAX:
                 yield f"{kept} records of seat {event.record.seat} are kept"
@@ -43,6 +52,13 @@ class Bounds(Checker):
             yield from (f"{what} holds {held}, the limit is {most}" for what, held, most in self._buffers(machine))
             if len(node.exchanges.links) > LINKS_MAX:
                 yield f"{len(node.exchanges.links)} exchange links are kept"
+
+    def _wakes_for_nothing(self, node: VirtualNode) -> Iterator[str]:
+        second, (last, count) = int(node.clock.now), self._idle.get(node.number, (0, 0))
+        count = count + 1 if second == last else 1
+        self._idle[node.number] = second, count
+        if count == WAKE_UPS_MAX:
+            yield f"woken {count} times within a second for nothing"
 
     @staticmethod
     def _buffers(machine: Machine) -> Iterator[tuple[str, int, int]]:
