@@ -152,7 +152,7 @@ class Machine:
             times.append(due_s)
         if self.waits_for or gate.is_starved(self._now):
             times.append(self._now + LOOK_AGAIN_S)
-        elif gate.is_empty:
+        elif gate.is_empty and gate.starves_at_s > self._now:
             times.append(gate.starves_at_s)
         return times
 
@@ -232,9 +232,10 @@ class Machine:
         return roster.data_next(seat)
 
     def _promises(self) -> tuple[tuple[int, int], ...]:
-        """What the seats of stage 0 promised, for their successors."""
+        """What others promised of the seats of stage 0, for their successors. Ours is known exactly."""
         seat = self.membership.seat
-        return tuple(self.membership.roster.promises(0).items()) if seat is not None and seat.stage == 0 else ()
+        promises = self.membership.roster.promises(0, apart_from=self.peer)
+        return tuple(promises.items()) if seat is not None and seat.stage == 0 else ()
 
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one that failed."""
