@@ -155,9 +155,10 @@ class Roster:
         promised = self._promised.get(seat, {})
         return max((number for peer, number in promised.items() if peer != apart_from), default=0)
 
-    def promises(self, stage: int) -> dict[int, int]:
+    def promises(self, stage: int, apart_from: PeerId | None = None) -> dict[int, int]:
         """`data_next` by replica, of all seats of the stage of which one is known."""
-        return {seat.replica: self.data_next(seat) for seat in sorted(self._promised) if seat.stage == stage}
+        found = {seat.replica: self.data_next(seat, apart_from) for seat in self._promised if seat.stage == stage}
+        return {replica: found[replica] for replica in sorted(found) if found[replica] > 0}
 
     # --- the table --------------------------------------------------------------------------------
 
