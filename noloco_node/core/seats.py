@@ -113,11 +113,14 @@ class Roster:
 
     def holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The live record with the least (claim, hash), whatever its state but leaving."""
-        entries = self._seats.get(seat, {}).values()
-        occupying = [e.record for e in entries if now < e.deadline and e.record.state is not SeatState.LEAVING]
-        if len(occupying) > 1:
-            return min(occupying, key=standing)
-        return occupying[0] if occupying else None
+        known = self._seats.get(seat)
+        if known is None:
+            return None
+        entries = known.values()
+        if len(entries) == 1:
+            (entry,) = entries
+            return entry.record if entry.occupies(now) else None
+        return min((entry.record for entry in entries if entry.occupies(now)), key=standing, default=None)
 
     def active_holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The holder if it is active: a joining one is vacant for pairing and routing."""
