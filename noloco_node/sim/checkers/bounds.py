@@ -32,6 +32,7 @@ class Bounds(Checker):
     """Buffers at each inner step, a roster's seat at each record, traffic at the end."""
 
     name = "bounds"
+    looks_at_records = True
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)

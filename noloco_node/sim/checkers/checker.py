@@ -15,6 +15,7 @@ class Checker:
     """Looks at a swarm after every event and says, in words, what does not hold. Changes nothing."""
 
     name: ClassVar[str] = ""
+    looks_at_records: ClassVar[bool] = False  # also at those that change nothing
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         self.swarm = swarm
