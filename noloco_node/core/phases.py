@@ -45,8 +45,8 @@ PHASES: Final[tuple[PhaseRow, ...]] = (
     ),
     PhaseRow(
         Phase.SYNCING,
-        "reads its stage's seats; weights come from its own checkpoint, else from a replica that has one, else from "
-        "the seed; a stage that has trained waits for a holder of its checkpoint",
+        "reads its stage's seats; weights come from its own checkpoint, else from whoever has one of the stage, else "
+        "from the seed; a stage that has trained waits for a holder of its checkpoint",
         "hops: BUSY; offers: LATER",
         (
             PhaseEnd("weights are in place", Phase.TRAINING),
@@ -63,6 +63,7 @@ PHASES: Final[tuple[PhaseRow, ...]] = (
         (
             PhaseEnd("boundary taken with a partner", Phase.EXCHANGING),
             PhaseEnd("the last outer step is closed and saved", Phase.DRAINING),
+            PhaseEnd("too far behind the stage, or refused by two partners in a row", Phase.SYNCING),
             _OUTRANKED,
             _STOPPED,
             _DOUBLE,

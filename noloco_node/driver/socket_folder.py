@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PREFIX = "noloco-"
-NOTE = "sockets"
+PREFIX, ELSEWHERE_PREFIX = "noloco-", "nl-"
+NOTE, ELSEWHERE = "sockets", "elsewhere"  # files that hold the path of a folder
 
 
 @contextmanager
@@ -33,11 +33,18 @@ def socket_folder(data_dir: Path) -> Iterator[Path]:
 
 
 def _remove_leftover(note: Path) -> None:
-    """Only a folder such as we make: by its name, and our own and private."""
+    """The folder, and the one that its note names in turn: where sockets went that had no room in it."""
     with suppress(OSError):
         path = Path(note.read_text())
-        found = path.lstat()
-        is_ours = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-        if path.name.startswith(PREFIX) and is_ours:
+        if (path / ELSEWHERE).exists() and _is_ours(path):
+            _remove_leftover(path / ELSEWHERE)
+        if _is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
         note.unlink()
+
+
+def _is_ours(path: Path) -> bool:
+    """Only a folder such as we make: by its name, and our own and private."""
+    found = path.lstat()
+    is_private = found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    return path.name.startswith((PREFIX, ELSEWHERE_PREFIX)) and is_private

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ import torch
 from noloco_node.errors import LocalProtocolError
 from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
 from noloco_node.training.device import memory_guard
+from noloco_node.training.drawn_mark import DrawnMark
 from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.trainer import StageTrainer, build_trainer
 
@@ -31,6 +33,7 @@ class TrainingLane:
     def __init__(self, settings: TrainingSettings, place: TrainerPlace) -> None:
         self._settings = settings
         self._place = place
+        self._drawn = DrawnMark(place.checkpoint_dir)
         self._trainer: StageTrainer | None = None
         self._is_closing = False
         self._jobs = itertools.count(1)
@@ -55,13 +58,25 @@ class TrainingLane:
         return await self._run(lambda: self._build().initialise())
 
     async def load_checkpoint(self) -> LoadedState:
-        return await self._run(lambda: self._build().load_checkpoint())
+        return await self._run(self._load_checkpoint)
+
+    def _load_checkpoint(self) -> LoadedState:
+        """Counts what was drawn beyond it before a crash: it is drawn again."""
+        state = self._build().load_checkpoint()
+        drawn_again = max(0, self._drawn.read() - state.data_next) if self._place.seat.stage == 0 else 0
+        self._drawn.write(state.data_next)
+        return replace(state, drawn_again=drawn_again)
 
     async def load_state_file(self, path: Path) -> LoadedState:
         return await self._run(lambda: self._build().load_state_file(path))
 
     async def draw(self, n: int) -> MicroBatch:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._built().draw, n)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._draw, n)
+
+    def _draw(self, n: int) -> MicroBatch:
+        batch = self._built().draw(n)
+        self._drawn.write(n + 1)
+        return batch
 
     async def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult:
         return await self._run(partial(self._built().forward, call, batch, count=count))

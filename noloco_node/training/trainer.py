@@ -26,7 +26,6 @@ from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, 
 from noloco_node.training import checkpoint
 from noloco_node.training.architecture import model_config
 from noloco_node.training.device import resolve_device
-from noloco_node.training.drawn_mark import DrawnMark
 from noloco_node.training.graphs import MicroBatchGraphs
 from noloco_node.training.initialisation import draw_weights
 from noloco_node.training.optimizer import InnerOptimizer
@@ -63,7 +62,6 @@ class StageTrainer:
         self.outer = outer
         self.reader = reader
         self._graphs = graphs
-        self._drawn = DrawnMark(place.checkpoint_dir)
 
     @property
     def tensor_bytes(self) -> int:
@@ -92,10 +90,7 @@ class StageTrainer:
         _copy(tensors["slow"], self.outer.slow_weights())
         _copy(tensors["momentum"], self.outer.momentum())
         self.optimizer.load_moments({name: tensors[name] for name in ("exp_avg", "exp_avg_sq")}, meta.adam_steps)
-        data_next = self._resume_reader(meta)
-        drawn_again = max(0, self._drawn.read() - data_next) if self.reader is not None else 0
-        self._drawn.write(data_next)
-        return LoadedState(meta.outer_step, meta.inner_step, data_next, meta.notes, drawn_again)
+        return LoadedState(meta.outer_step, meta.inner_step, self._resume_reader(meta), meta.notes)
 
     def load_state_file(self, path: Path) -> LoadedState:
         """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.
@@ -136,9 +131,7 @@ class StageTrainer:
         """Micro-batch `n` of the seat's own data. Its `position` is 0: the sender sets it. Raises BadData."""
         if self.reader is None:
             raise LocalProtocolError("only stage 0 reads data")
-        batch = self.reader.read(n)
-        self._drawn.write(n + 1)
-        return batch
+        return self.reader.read(n)
 
     def forward(self, call: int, batch: MicroBatch, *, count: bool) -> ForwardResult:
         return self._graphs.forward(call, batch, count=count)

@@ -31,6 +31,7 @@ SOCKET_PATH_BYTES_MAX = 107  # sun_path, less its closing zero
 PEER_NAME_BYTES_MAX = 72  # "/" + peer id + "-" + number
 PEER_NAME = re.compile(r"([1-9A-HJ-NP-Za-km-z]{1,62})-[0-9]{1,8}")
 SERVER_SOCKET = "grpc.sock"
+ELSEWHERE, ELSEWHERE_PREFIX = "elsewhere", "nl-"  # note in the wanted place, and what the other folder is called
 FILES_PER_STREAM = 4  # daemon side, both ends of the local connection, and some air
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class Tunnel:
         self.directory = Path(tempfile.mkdtemp(prefix="t-", dir=self._parent)).absolute()
         if len(bytes(self.directory)) + PEER_NAME_BYTES_MAX > SOCKET_PATH_BYTES_MAX:
             self.directory.rmdir()
-            self.directory = Path(tempfile.mkdtemp(prefix="nl-"))
+            self.directory = Path(tempfile.mkdtemp(prefix=ELSEWHERE_PREFIX))
+            (self._parent / ELSEWHERE).write_text(str(self.directory))  # for who cleans up after a kill
 
     async def serve(self) -> None:
         """From now on peers' streams reach the gRPC server's socket."""

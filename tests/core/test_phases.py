@@ -11,7 +11,7 @@ from virtual_swarm import VirtualNode, VirtualSwarm
 from noloco_node.core import events as ev
 from noloco_node.core.machine import Machine
 from noloco_node.core.phases import PHASES, table_markdown
-from noloco_node.core.types import Clock, PeerId, Phase, SeatRecord, SeatState, Settings
+from noloco_node.core.types import Clock, PeerId, Phase, Seat, SeatRecord, SeatState, Settings
 
 SETTINGS = Settings(
     run="r",
@@ -92,6 +92,14 @@ def test_weights_of_a_run_that_is_over_lead_to_draining(seen: set[Step]) -> None
     assert (Phase.SYNCING, Phase.DRAINING) in seen
 
 
+def test_a_replica_far_behind_its_stage_syncs_again(seen: set[Step]) -> None:
+    swarm, node = swarm_with_a_node_in(Phase.TRAINING)
+    ahead = record_of(node, swarm, seat=Seat(1, 0), peer=PeerId("ahead"), claim=0, checkpoint_step=9)
+    node.feed(ev.RecordLearnt(ahead, LIVES_S))
+    swarm.run(30.0, until=lambda: (Phase.TRAINING, Phase.SYNCING) in seen)
+    assert (Phase.TRAINING, Phase.SYNCING) in seen
+
+
 @pytest.mark.parametrize("phase", [Phase.SYNCING, Phase.TRAINING, Phase.EXCHANGING])
 def test_an_outranked_node_joins_again(phase: Phase, seen: set[Step]) -> None:
     swarm, node = swarm_with_a_node_in(phase)
@@ -131,6 +139,7 @@ def test_the_ways_out_named_here_are_all_that_the_table_lists() -> None:
         (Phase.TRAINING, Phase.EXCHANGING),
         (Phase.EXCHANGING, Phase.TRAINING),
         (Phase.TRAINING, Phase.DRAINING),
+        (Phase.TRAINING, Phase.SYNCING),
         (Phase.SYNCING, Phase.DRAINING),
         (Phase.DRAINING, Phase.LEFT),
     }

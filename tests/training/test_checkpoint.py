@@ -142,20 +142,6 @@ def test_excerpt_of_a_file_that_is_cut_short_or_none_of_ours_is_a_bad_checkpoint
             checkpoint.excerpt(path, StateParts.SLOW)
 
 
-def test_micro_batches_drawn_after_the_checkpoint_are_counted_when_they_are_drawn_again(make_trainer):
-    trainer = make_trainer()
-    trainer.initialise()
-    for n in range(4):
-        trainer.draw(n)
-    save(trainer, 1, data_next=4)
-    for n in range(4, 9):
-        trainer.draw(n)
-    crashed = make_trainer()
-    assert crashed.load_checkpoint().drawn_again == 5
-    crashed.draw(4)
-    assert make_trainer().load_checkpoint().drawn_again == 1  # of this life, not of the one before
-
-
 def test_checkpoint_of_another_run_or_shape_is_refused(make_trainer, tiny_model):
     trainer = make_trainer()
     trainer.initialise()

@@ -79,6 +79,22 @@ async def test_checkpoint_is_awaited_twice_copied_then_on_disk(lane, settings, t
     assert (await lane.load_state_file(path)).outer_step == 2
 
 
+async def test_micro_batches_drawn_after_the_checkpoint_are_counted_when_they_are_drawn_again(lane, settings):
+    await lane.initialise()
+    for n in range(4):
+        await lane.draw(n)
+    await (await lane.save_checkpoint(outer_step=1, inner_step=0, data_next=4, notes={}))
+    for n in range(4, 9):
+        await lane.draw(n)
+    crashed = TrainingLane(settings, lane._place)
+    assert (await crashed.load_checkpoint()).drawn_again == 5
+    await crashed.draw(4)
+    again = TrainingLane(settings, lane._place)
+    assert (await again.load_checkpoint()).drawn_again == 1  # of this life, not of the one before
+    for each in (crashed, again):
+        await each.close()
+
+
 async def test_faults_of_a_job_reach_the_caller_and_the_lane_lives_on(lane, settings, tmp_path):
     with pytest.raises(LocalProtocolError):
         await lane.draw(0)
