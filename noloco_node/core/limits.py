@@ -27,6 +27,7 @@ RECORD_BYTES_MAX: Final = 2048
 RECORD_ADDRESSES_MAX: Final = 8
 RECORDS_PER_SEAT_MAX: Final = 16
 DHT_ENTRIES_MAX: Final = 20_000
+DHT_WALK_PAUSE_S: Final = 0.5  # between two walks through them for room; meanwhile strangers' are refused
 SEATS_MAX: Final = 65_536
 SWEEP_SEATS_PER_RENEWAL: Final = 64
 
@@ -105,6 +106,7 @@ STOP_MARGIN_S: Final = 4.0  # of it, kept for closing threads, sockets and the d
 HOP_RETRY_S: Final = 0.2  # pause when every candidate of the next stage was busy
 HOP_RETRY_MAX_S: Final = 2.0  # the pause doubles up to this
 HOP_GIVE_UP_S: Final = 120.0  # a micro-batch that no candidate takes for so long is dropped
+HOP_BROKEN_S: Final = 15.0  # and one on which every candidate breaks for so long; our own p2pd may be starting again
 NORM_MEDIAN_WINDOW: Final = 32  # corrections whose norms make the running median
 NORM_MEDIAN_MIN: Final = 4  # fewer norms than this make no median yet: nothing is refused for its size
 NORM_FACTOR_MAX: Final = 50.0  # a correction above this many medians is refused

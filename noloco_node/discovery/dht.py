@@ -178,6 +178,10 @@ class SwarmDiscovery:
         """Peers in the DHT's routing table."""
         return self._table.peers
 
+    def bar(self, barred: Callable[[PeerId], str]) -> None:
+        """Keep no records, for the DHT, of peers that `barred` gives a reason for."""
+        self._table.storage.barred = barred
+
     @property
     def clock_offset_s(self) -> float | None:
         """Clock of the bootstrap peers minus ours (median), None before any answered."""

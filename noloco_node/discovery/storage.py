@@ -8,7 +8,8 @@ False and yet lets the newer value die at the older expiry.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import msgpack
 
@@ -87,7 +88,8 @@ class SeatRecordValidator(RecordValidatorBase):  # type: ignore[misc]
 class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
     """Key -> peer -> record. At most `per_seat_max` records a seat and `entries_max` in all.
 
-    Where room is needed, strangers' records that expire soonest go first; our own never do.
+    Where room is needed, strangers' records that expire soonest go first; our own never do. Records of peers that
+    `barred` gives a reason for are not taken: in a run with a list of peers, strangers cannot fill a seat.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
         self._own_peer = own_peer
         self._entries_max = entries_max
         self._per_seat_max = per_seat_max
+        self.barred: Callable[[PeerId], str] = lambda peer: ""
+        self._walk_again_s = 0.0
         self._entries = 0  # an upper bound: what expired since the last count is still in it
 
     def store(self, key: DHTID, value: object, expiration_time: float, subkey: object = None) -> bool:
@@ -109,6 +113,8 @@ class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
 
     def store_subkey(self, key: DHTID, subkey: object, value: object, expiration_time: float) -> bool:
         """False when what is kept lives as long or longer. The very same record again is no news and no fault."""
+        if isinstance(subkey, str) and self.barred(PeerId(subkey)):
+            return False
         records = self._records(key)
         kept = records.get(subkey) if records is not None else None
         if kept is not None and expiration_time <= kept.expiration_time:
@@ -141,9 +147,12 @@ class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
         own = subkey == self._own_peer
         if records is not None and len(records) >= self._per_seat_max:
             return self._evict_from_seat(records, expiration_time, own=own)
-        if self._entries >= self._entries_max and self.count() >= self._entries_max:
-            return self._evict_share(expiration_time, own=own)
-        return True
+        if self._entries < self._entries_max:
+            return True
+        if not own and time.monotonic() < self._walk_again_s:
+            return False
+        self._walk_again_s = time.monotonic() + limits.DHT_WALK_PAUSE_S
+        return self.count() < self._entries_max or self._evict_share(expiration_time, own=own)
 
     def _evict_from_seat(self, records: DictionaryDHTValue, expiration_time: float, *, own: bool) -> bool:
         strangers = [(item.expiration_time, peer) for peer, item in records.items() if peer != self._own_peer]
@@ -155,7 +164,7 @@ class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
         return True
 
     def _evict_share(self, expiration_time: float, *, own: bool) -> bool:
-        """Many at once, so that a flood does not cost a walk through everything per record."""
+        """Many at once, and at most one walk through everything each DHT_WALK_PAUSE_S: floods cost little per record."""
         strangers = sorted(
             (item.expiration_time, peer, key)
             for key, records in self._seats()

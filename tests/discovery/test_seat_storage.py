@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from noloco_node.core import limits
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.discovery.dht import unix_ms
 from noloco_node.discovery.hivemind_library import DHTID, DHTRecord
 from noloco_node.discovery.identity import Identity, load_or_create_identity
 from noloco_node.discovery.records import RecordRules, RecordVerifier, sign_record
 from noloco_node.discovery.storage import NoStorage, SeatRecordValidator, SeatStorage, pack, seat_key
+from noloco_node.telemetry.instruments import resident_bytes
 
 RULES = RecordRules(run="run", num_stages=2, num_replicas=4, lease_ms=60_000, skew_max_ms=3_000)
 OWN = PeerId("own")
@@ -114,6 +116,38 @@ def test_flood_is_bounded_and_our_own_record_stays() -> None:
         storage.store_subkey(DHTID(number % 90), f"peer {number}", b"x", in_s(20 + number / 100))
         assert storage.count() <= 100
     assert storage.own(DHTID(0)) is not None
+
+
+def test_hundred_thousand_records_are_bounded_in_number_and_memory_and_our_own_stay() -> None:
+    storage, value = SeatStorage(OWN), b"x" * 300
+    ours = [DHTID(number) for number in range(4)]
+    for key in ours:
+        assert storage.store_subkey(key, OWN, value, in_s(60))
+    before = resident_bytes()
+    for number in range(100_000):
+        storage.store_subkey(DHTID(4 + number // limits.RECORDS_PER_SEAT_MAX), f"peer {number}", value, in_s(90))
+    assert storage.count() <= limits.DHT_ENTRIES_MAX
+    assert all(storage.own(key) is not None for key in ours)
+    assert resident_bytes() - before < 96 << 20
+
+
+def test_flood_of_a_full_storage_costs_few_walks_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks, storage, at = [0], SeatStorage(OWN, entries_max=100), in_s(60)
+    counted = storage.count
+    monkeypatch.setattr(storage, "count", lambda: walks.append(1) or counted())
+    for number in range(5000):
+        storage.store_subkey(DHTID(number), "peer", b"x", at)
+    assert sum(walks) <= 1 + 10 / limits.DHT_WALK_PAUSE_S
+    assert counted() <= 100
+
+
+def test_record_of_a_barred_peer_is_not_kept_and_takes_nobodys_place() -> None:
+    storage, key = SeatStorage(OWN, per_seat_max=2), DHTID(1)
+    storage.barred = lambda peer: "not allowed" if peer.startswith("stranger") else ""
+    assert storage.store_subkey(key, "friend", b"x", in_s(20))
+    for number in range(50):
+        assert not storage.store_subkey(key, f"stranger {number}", b"x", in_s(60))
+    assert [peer for peer, _ in storage.get(key).value.items()] == ["friend"]
 
 
 def test_our_own_record_enters_a_full_storage() -> None:
