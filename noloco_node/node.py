@@ -106,6 +106,7 @@ class Node:
         clocks = PeerClocks(steady.now_s, running_s, settings.skew_max_s * CLOCK_ERROR_SHARE)
         discovery.on_signed = driver.doorkeeper.carry
         driver.doorkeeper.barred = company.exclusion
+        discovery.bar(company.exclusion)
         driver.doorkeeper.on_strike = lambda peer, reason: _struck(metrics, peer, reason)
         pages = _Pages(driver, vitals, metrics, discovery)
         server = StatusServer(pages.render, pages.status, pages.ready)
