@@ -26,7 +26,7 @@ from noloco_node.core.machine import Machine
 from noloco_node.core.membership import Claiming
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
-from noloco_node.discovery.identity import IdentityLock, load_or_create_identity
+from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.discovery.settings import DiscoverySettings
 from noloco_node.driver.clock import SteadyClock, running_s
 from noloco_node.driver.clock_watch import ClockWatch
@@ -39,7 +39,7 @@ from noloco_node.driver.peer_clocks import PeerClocks
 from noloco_node.driver.socket_folder import socket_folder
 from noloco_node.driver.stall_watch import StallWatch
 from noloco_node.driver.stop_signals import StopSignals
-from noloco_node.errors import BadConfig, DiskFailed, ExitCode, NolocoError
+from noloco_node.errors import DiskFailed, ExitCode, NolocoError
 from noloco_node.ports import StateParts, Trainer
 from noloco_node.telemetry.diary import Diary, WaitingDiary
 from noloco_node.telemetry.history import HistoryLog
@@ -86,7 +86,7 @@ class Node:
     async def _run(self, closing: contextlib.AsyncExitStack, stop: StopSignals) -> int:
         raise_open_files_limit()
         self._make_folders()
-        self._lock_data_dir(closing)
+        closing.enter_context(data_dir_locked(self.config.data_dir))  # before anything of it is read
         sockets = closing.enter_context(socket_folder(self.config.data_dir))
         stages = await asyncio.to_thread(self._fitting_stages)
         metrics = NodeMetrics(time.monotonic)
@@ -155,17 +155,6 @@ class Node:
             probe.unlink()
         except OSError as error:
             raise _disk_failed(self.config.data_dir, error) from error
-
-    def _lock_data_dir(self, closing: contextlib.AsyncExitStack) -> None:
-        """Before anything of the directory is read. The same key started twice hears that, as the plainer fault."""
-        try:
-            closing.enter_context(data_dir_locked(self.config.data_dir))
-        except BadConfig:
-            assert self.config.identity_file is not None
-            key = IdentityLock(self.config.identity_file, self.config.data_dir)
-            key.acquire()
-            key.release()
-            raise
 
     def _company(self) -> Company:
         assert self.config.identity_file is not None

@@ -1,29 +1,35 @@
 """What can be said of a start before anything heavy is imported: a slip is answered in half a second.
 
-Owns no rule of its own; the parts check again what is theirs. Creates the data directory, touches nothing else.
+Owns no rule of its own; the parts check again what is theirs. Creates the data directory and its lock files only. The
+plainest cause comes first: whoever starts a node twice has every port in use as well.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import LOCAL_SOURCES, RunSpec
-from noloco_node.discovery.identity import load_identity
+from noloco_node.discovery.addresses import Address, parse_listen
+from noloco_node.discovery.identity import IdentityLock, load_identity
+from noloco_node.discovery.listening import wait_for_free_ports
+from noloco_node.discovery.settings import PID_FILE
+from noloco_node.driver.data_dir_lock import data_dir_locked
 from noloco_node.errors import BadConfig, DiskFailed, PortInUse, TargetMissed
 from noloco_node.training.text import build_source
 
 
 def check_start(config: NodeConfig, spec: RunSpec) -> None:
-    """Raises BadConfig, TargetMissed, DiskFailed, BadIdentity, BadData, PortInUse."""
+    """Raises BadConfig, TargetMissed, DiskFailed, BadIdentity, IdentityInUse, BadData, PortInUse."""
     _check_seat(config, spec)
     _check_not_over(config, spec)
     _check_data_dir(config)
-    if config.identity_file is not None and config.identity_file.exists():
-        load_identity(config.identity_file)
+    _check_key(config)
     _check_data(config, spec)
     _check_metrics_port(config)
+    _check_listen_ports(config)
 
 
 def _check_seat(config: NodeConfig, spec: RunSpec) -> None:
@@ -60,6 +66,17 @@ def _check_data_dir(config: NodeConfig) -> None:
             f"the data directory {config.data_dir} cannot be written: {error.strerror}",
             "choose another --data-dir, or make room and set its permissions",
         ) from error
+    with data_dir_locked(config.data_dir):
+        return  # no node runs in it; ours takes the lock for good when it starts
+
+
+def _check_key(config: NodeConfig) -> None:
+    if config.identity_file is None or not config.identity_file.exists():
+        return
+    load_identity(config.identity_file)
+    key = IdentityLock(config.identity_file, config.data_dir)
+    key.acquire()
+    key.release()
 
 
 def _check_data(config: NodeConfig, spec: RunSpec) -> None:
@@ -83,3 +100,16 @@ def _check_metrics_port(config: NodeConfig) -> None:
                 f"metrics port {config.metrics_port} on {config.metrics_address} is in use",
                 "choose another --metrics-port, or 0 for a free one",
             ) from error
+
+
+def _check_listen_ports(config: NodeConfig) -> None:
+    """Unless a killed node may have left its libp2p daemon on them: the start ends that one first."""
+    if not (config.data_dir / PID_FILE).exists():
+        asyncio.run(wait_for_free_ports(_listen_address(text) for text in config.listen))
+
+
+def _listen_address(text: str) -> Address:
+    try:
+        return parse_listen(text)
+    except ValueError as error:
+        raise BadConfig(f"listen address {text!r}: {error}", "for example --listen /ip4/0.0.0.0/tcp/31337") from error

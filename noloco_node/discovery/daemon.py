@@ -4,7 +4,8 @@ Owns the child, its sockets (a private directory) and the pid file. Knows nothin
 uses the daemon is told when it is up and when it is down.
 
 p2pd ends itself when its control connection closes, so it dies with this process whatever kills that; should it hang
-instead, the next start ends it by the pid file. Nobody else can own it then: the key's lock is held by us.
+instead, the next start ends it by the pid file. Nobody else can own it then: the key's lock is held by us. It has a
+session of its own: Ctrl-C in a terminal reaches us only, who still have a goodbye to send through it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,10 @@ from noloco_node.discovery.control import DaemonControl
 from noloco_node.discovery.hivemind_library import P2P, P2PDaemonError, hivemind_cli
 from noloco_node.discovery.identity import Identity
 from noloco_node.discovery.listening import wait_for_free_ports
-from noloco_node.discovery.settings import DiscoverySettings
+from noloco_node.discovery.settings import PID_FILE, DiscoverySettings
 from noloco_node.errors import DaemonFailed, NolocoError, PeerLost
 
 log = logging.getLogger(__name__)
-
-PID_FILE = "p2pd.json"
 
 
 class Daemon:
@@ -252,13 +251,19 @@ def _daemon_kind(settings: DiscoverySettings, sockets: Path | None) -> Any:
             program = settings.p2pd_path or words[0]
             if not os.access(program, os.X_OK):
                 raise P2PDaemonError(f"{program} cannot be executed")
-            return list(P2P._make_process_args(program, *words[1:], **options))
+            return [*_in_own_session(), *P2P._make_process_args(program, *words[1:], **options)]
 
         @staticmethod
         def control_path(p2p: P2P) -> str:
             return str(p2p._daemon_listen_maddr["unix"])
 
     return OwnP2P
+
+
+def _in_own_session() -> list[str]:
+    """hivemind starts the child itself and offers no way to say so; setsid replaces itself by the program."""
+    setsid = shutil.which("setsid")
+    return [setsid] if setsid else []
 
 
 async def _stop(p2p: P2P | None) -> None:

@@ -52,7 +52,7 @@ def _is_free(address: Address) -> bool:
 def _in_use(port: int) -> PortInUse:
     owner = port_owner(port)
     who = f"process {owner}" if owner else "another process"
-    return PortInUse(f"TCP port {port} is in use by {who}", "Stop it, or choose another port to listen on.")
+    return PortInUse(f"TCP port {port} is in use by {who}", "Stop it, or choose another port to listen on (--listen).")
 
 
 def port_owner(port: int) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PID_FILE = "p2pd.json"  # in the data directory while a node's libp2p daemon runs; stays when the node was killed
+
 
 @dataclass(frozen=True, slots=True)
 class ReachSettings:

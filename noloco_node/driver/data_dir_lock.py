@@ -18,9 +18,17 @@ LOCK_FILE = "lock"
 PID_BYTES_MAX = 32
 
 
+class DataDirInUse(BadConfig):
+    """`holder`: "process N", or "another process"."""
+
+    def __init__(self, cause: str, advice: str, holder: str) -> None:
+        super().__init__(cause, advice)
+        self.holder = holder
+
+
 @contextlib.contextmanager
 def data_dir_locked(data_dir: Path) -> Iterator[None]:
-    """Raises BadConfig, naming the holder's process if it is known, or DiskFailed."""
+    """Raises DataDirInUse, naming the holder's process if it is known, or DiskFailed."""
     path = data_dir / LOCK_FILE
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -41,8 +49,10 @@ def _lock(descriptor: int, data_dir: Path) -> None:
     except BlockingIOError as error:
         holder = os.pread(descriptor, PID_BYTES_MAX, 0).decode("ascii", "replace").strip()
         who = f"process {holder}" if holder.isdigit() else "another process"
-        raise BadConfig(
-            f"the data directory {data_dir} is in use by {who}", "give each node its own --data-dir"
+        raise DataDirInUse(
+            f"the data directory {data_dir} is in use by {who}",
+            "stop it, or give this node its own data directory (--data-dir)",
+            who,
         ) from error
     except OSError as error:
         raise _failed(data_dir / LOCK_FILE, error) from error

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core.machine import FINISHED
 from noloco_node.telemetry.logs import logger
 
 WAITING_CHECK_S = 3.0
+RUN_OVER_ADVICE = "this run is over: export its model, or begin another one (noloco-node swarm new)"
 
 log = logger("node")
 
@@ -56,6 +58,8 @@ class Diary:
                 log.info("fetching_state", seat=str(effect.seat), donors=len(effect.donors))
             case do.Leave():
                 log.info("leaving", reason=effect.reason, code=effect.code)
+                if effect.reason == FINISHED:
+                    log.info("run_over", advice=RUN_OVER_ADVICE)
 
     def traffic(self, service: str, direction: str, size_bytes: int) -> None:
         return None

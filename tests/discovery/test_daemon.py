@@ -130,6 +130,13 @@ async def test_many_deaths_in_a_row_lead_to_a_long_pause(make_node: MakeNode, mo
     assert pauses[-1] == limits.DAEMON_RESTART_MAX_S
 
 
+async def test_ctrl_c_in_a_terminal_does_not_reach_the_daemon(make_node: MakeNode) -> None:
+    """A terminal signals the foreground process group: the node, who says goodbye through the daemon."""
+    pid = (await make_node("a")).daemon_pid
+    assert pid is not None
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+
+
 async def test_close_leaves_no_process_no_socket_and_no_pid_file(
     make_node: MakeNode, tmp_path: Path, sockets_before: set[str]
 ) -> None:

@@ -53,9 +53,9 @@ def test_node_of_another_protocol_version_is_told_who_must_upgrade(host: Running
     assert alive(host)
 
 
-def test_second_process_with_the_same_key_is_refused(host: RunningNode) -> None:
+def test_node_started_twice_is_refused(host: RunningNode) -> None:
     ended = run_to_end(flags(host.spec, host.data_dir))
-    assert ended.is_fault(ExitCode.IDENTITY_IN_USE, str(host.process.pid), "own data directory")
+    assert ended.is_fault(ExitCode.BAD_CONFIG, f"in use by process {host.process.pid}", "own data directory")
     assert host.info["pid"] == host.process.pid
     assert alive(host)
 
