@@ -164,7 +164,7 @@ class SeatStorage(DHTLocalStorage):  # type: ignore[misc]
         return True
 
     def _evict_share(self, expiration_time: float, *, own: bool) -> bool:
-        """Many at once, and at most one walk through everything each DHT_WALK_PAUSE_S: floods cost little per record."""
+        """Many at once, one walk through everything each DHT_WALK_PAUSE_S at most: a flood costs little per record."""
         strangers = sorted(
             (item.expiration_time, peer, key)
             for key, records in self._seats()
