@@ -302,14 +302,16 @@ class MicroBatchFlow:
 
     def _next_candidate(self, work: Work, view: View, now: float) -> list[Effect]:
         hop = self._hops[work.call]
-        if hop.broken > 2 * len(hop.candidates) or now >= hop.started_s + limits.HOP_GIVE_UP_S:
+        waited_s = now - hop.started_s
+        breaks_all = hop.broken > 2 * len(hop.candidates) and waited_s >= limits.HOP_BROKEN_S
+        if breaks_all or waited_s >= limits.HOP_GIVE_UP_S:
             return self._end(work, dropped=True)
         while hop.next_index < len(hop.candidates):
             seat = Seat(self.seat.stage + 1, hop.candidates[hop.next_index])
             hop.next_index += 1
             peer = view(seat)
             if peer is not None:
-                hop.at, work.away_since_s = seat, now
+                hop.at = seat
                 return [do.CallNextStage(work.call, work.id, work.position, seat, peer)]
         hop.retry_s = now + min(limits.HOP_RETRY_S * 2**hop.rounds, limits.HOP_RETRY_MAX_S)
         hop.rounds += 1

@@ -57,8 +57,8 @@ def test_every_fault_was_done(aftermath: Aftermath) -> None:
 
 
 def test_nothing_hung_and_nobody_ended_unasked(aftermath: Aftermath) -> None:
-    assert aftermath.swarm.watch.hangs == []
     assert aftermath.swarm.deaths == []
+    assert aftermath.swarm.watch.hangs == []
 
 
 def test_every_seat_is_held_at_the_end(aftermath: Aftermath) -> None:

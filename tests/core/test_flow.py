@@ -80,6 +80,20 @@ def test_a_micro_batch_that_breaks_every_replica_is_dropped_soon() -> None:
     assert flow.accounts.dropped == 1
 
 
+def test_a_micro_batch_outlives_a_second_in_which_every_call_breaks() -> None:
+    """Our own libp2p daemon is gone and comes back: calls break at once, all of them."""
+    flow = MicroBatchFlow(SETTINGS, Seat(0, 0))
+    run(flow, sent_first(flow), {DEAD: ev.HopBroken, PeerId("alive"): ev.HopBroken}, until_s=3.0)
+    assert (flow.accounts.dropped, flow.open) == (0, 1)
+
+
+def test_attempts_that_fail_do_not_put_off_the_time_at_which_a_micro_batch_is_late() -> None:
+    """Else a dead replica that stays in view, or busy ones, would hold the boundary until the hop is given up."""
+    flow = MicroBatchFlow(replace(SETTINGS, late_s=5.0), Seat(0, 0))
+    run(flow, sent_first(flow), {DEAD: ev.HopBroken, PeerId("alive"): ev.HopRefused}, until_s=6.0)
+    assert (flow.accounts.late, flow.in_flight, flow.open) == (1, 0, 1)
+
+
 def test_a_micro_batch_that_comes_back_after_the_end_is_dropped() -> None:
     flow = MicroBatchFlow(SETTINGS, Seat(0, 0))
     sent_first(flow)
