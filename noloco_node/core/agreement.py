@@ -61,6 +61,8 @@ class Agreement:
         self._tries = 0  # OFFERs of this phase that heard LATER or nothing
         self._drawn: dict[tuple[int, int], int | None] = {}
         self._wake: float | None = None
+        self._orphans_known: tuple[Seat, ...] = ()
+        self._orphans_until = float("-inf")  # as long as a large table's orphans are taken for known
 
     @property
     def next_deadline(self) -> float | None:
@@ -116,6 +118,7 @@ class Agreement:
         self._made = {step: agreed for step, agreed in self._made.items() if step >= self._step - 1}
         self._drawn = {key: drawn for key, drawn in self._drawn.items() if key[0] >= self._step}
         self._asked, self._refused, self._pauses, self._tries = set(), set(), {}, 0
+        self._orphans_until = float("-inf")
 
     def _offer(self, view: View, now: float) -> list[Effect]:
         """The next OFFER, if none is out and one is due; else `_wake` says when to look again."""
@@ -123,7 +126,7 @@ class Agreement:
         if not self._offering or self._out is not None or self._step in self._made:
             return []
         pauses: list[float] = []
-        for seat in self._candidates(view):
+        for seat in self._candidates(view, now):
             peer = view(seat)
             if peer is None or (seat, peer) in self._refused:
                 continue
@@ -133,17 +136,25 @@ class Agreement:
         self._wake = min(pauses, default=None)
         return []
 
-    def _candidates(self, view: View) -> tuple[Seat, ...]:
+    def _candidates(self, view: View, now: float) -> tuple[Seat, ...]:
         """The drawn partner if it is active; else the seats orphaned as this one is, best liked first."""
         drawn = self._drawn_seat(self._step, self._me.replica)
         if drawn is not None and view(drawn) is not None:
             return (drawn,)
-        orphans = tuple(r for r in range(self._settings.num_replicas) if self._is_orphan(r, view))
-        order = self._repair_order(self._settings.seed, self._me.stage, self._step, self._me.replica, orphans)
-        seats = tuple(Seat(self._me.stage, replica) for replica in order)
+        seats = self._orphans(view, now)
         if len(self._asked) < limits.OFFERS_MAX:
             return seats
         return tuple(seat for seat in seats if seat in self._asked)
+
+    def _orphans(self, view: View, now: float) -> tuple[Seat, ...]:
+        """Best liked first. A large table is looked through anew only once in a while, not at every event."""
+        num_replicas = self._settings.num_replicas
+        if num_replicas <= limits.SWEEP_SEATS_PER_RENEWAL or now >= self._orphans_until:
+            orphans = tuple(r for r in range(num_replicas) if self._is_orphan(r, view))
+            order = self._repair_order(self._settings.seed, self._me.stage, self._step, self._me.replica, orphans)
+            self._orphans_known = tuple(Seat(self._me.stage, replica) for replica in order)
+            self._orphans_until = now + limits.OFFER_RETRY_S
+        return self._orphans_known
 
     def _is_orphan(self, replica: int, view: View) -> bool:
         """Another active seat whose drawn partner rests or is not active in my view."""

@@ -10,6 +10,7 @@ read, what is done with it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 
 from noloco_node.core import effects as do
 from noloco_node.core import limits
@@ -30,6 +31,8 @@ class Lookout:
         self._looked_s: dict[Seat, float] = {}
         self._checked_s = float("-inf")
         self._news = True
+        self._second_s = float("-inf")
+        self._left = 0  # look-ups left in the second that began then
         self.waits_for = ""
 
     def replicas_of(self, stage: int) -> list[Seat]:
@@ -46,11 +49,21 @@ class Lookout:
         self._news = True
 
     def look(self, seats: Iterable[Seat], now: float, pause_s: float = LOOK_AGAIN_S) -> list[Effect]:
-        """Read the seats, less those read within `pause_s`."""
-        due = [seat for seat in seats if now >= self._looked_s.get(seat, float("-inf")) + pause_s]
-        due = due[: limits.SWEEP_SEATS_PER_RENEWAL]
+        """Read the seats, less those read within `pause_s`: in a large table those read longest ago, as many as one
+        sweep has in each second."""
+        if now >= self._second_s + LOOK_AGAIN_S:
+            self._second_s, self._left = now, limits.SWEEP_SEATS_PER_RENEWAL
+        if not self._left:
+            return []
+        due = [seat for seat in seats if now >= self._read_s(seat) + pause_s]
+        if len(due) > self._left:
+            due = nsmallest(self._left, due, key=self._read_s)
+        self._left -= len(due)
         self._looked_s.update(dict.fromkeys(due, now))
         return [do.ReadSeats(tuple(due))] if due else []
+
+    def _read_s(self, seat: Seat) -> float:
+        return self._looked_s.get(seat, float("-inf"))
 
     def look_around(self, flow: MicroBatchFlow, desk: ExchangeDesk, missing: list[Seat], now: float) -> list[Effect]:
         """The vacant seats of the next stage, the partner's, and `missing` ones that a new run waits for.

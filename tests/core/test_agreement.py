@@ -320,3 +320,19 @@ def test_orphans_find_each_other(num: int, vacant: set[int]) -> None:
     for seed in range(20):
         stage = settle(num, active, {r: set(active) - {r} for r in active}, lambda n: 0, seed)
         assert sum(one.partner_of(0) is not None for one in stage.values()) == len(active) // 2 * 2
+
+
+def test_a_large_table_is_not_looked_through_at_every_event() -> None:
+    """Views change all the time in a large swarm; orphans found once are taken for known for a moment."""
+    seen: list[Seat] = []
+
+    def view(seat: Seat) -> PeerId | None:
+        seen.append(seat)
+        return None
+
+    agreement = Agreement(spec(num_replicas=1000), seat(0))
+    agreement.begin_phase(0, view, 0.0)
+    looked = len(seen)
+    for _ in range(10):
+        agreement.handle(TimePassed(), view, 0.1)
+    assert len(seen) - looked <= 10 * limits.OFFERS_MAX
