@@ -133,12 +133,17 @@ class Watched:
         return self.swarm.folder_of(seat) / "runs" / self.spec.run_id
 
     def history(self, seat: Seat, kind: str) -> list[dict[str, Any]]:
-        lines = (self.run_dir(seat) / "history.jsonl").read_text().splitlines()
-        return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+        return [entry for entry in self.history_of(self.run_dir(seat)) if entry["kind"] == kind]
+
+    def history_of(self, run_dir: Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
 
     def log(self, seat: Seat, event: str) -> list[dict[str, Any]]:
         """Log lines of one kind, as written."""
-        lines = (self.swarm.folder_of(seat) / "node.log").read_text(errors="replace").splitlines()
+        return self.log_of(self.swarm.folder_of(seat), event)
+
+    def log_of(self, folder: Path, event: str) -> list[dict[str, Any]]:
+        lines = (folder / "node.log").read_text(errors="replace").splitlines()
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         return [entry for entry in entries if entry.get("event") == event]
 
