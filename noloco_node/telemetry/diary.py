@@ -11,6 +11,7 @@ from noloco_node.core.machine import FINISHED
 from noloco_node.telemetry.logs import logger
 
 WAITING_CHECK_S = 3.0
+NOT_FINITE = "the gradient is not finite"
 RUN_OVER_ADVICE = "this run is over: export its model, or begin another one (noloco-node swarm new)"
 
 log = logger("node")
@@ -40,7 +41,8 @@ class Diary:
             case ev.TensorRefused() | ev.TensorDamaged():
                 log.warning("partner_tensor_refused", outer_step=event.outer_step, reason=event.reason)
             case ev.InnerStepDone() if not event.applied:
-                log.warning("inner_step_skipped", reason="the gradient is not finite")
+                lost = "every micro-batch of it was lost"
+                log.warning("inner_step_skipped", reason=lost if event.gradient_norm == 0.0 else NOT_FINITE)
 
     def effect(self, effect: object) -> None:
         match effect:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from noloco_node.core import events as ev
 from noloco_node.core.types import Seat
 from noloco_node.telemetry import logs
+from noloco_node.telemetry.diary import Diary
 
 
 class Terminal(io.StringIO):
@@ -111,3 +113,15 @@ def test_secrets_in_a_traceback_are_cut_out() -> None:
     except ValueError:
         logs.logger("node").exception("failed")
     assert "hf_abc" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("gradient_norm", "reason"), [(0.0, "every micro-batch of it was lost"), (float("nan"), "not finite")]
+)
+def test_a_skipped_inner_step_says_why(gradient_norm: float, reason: str) -> None:
+    stream = io.StringIO()
+    logs.open_log("json", stream=stream)
+    Diary().event(ev.InnerStepDone(gradient_norm, applied=False))
+    line = json.loads(stream.getvalue())
+    assert line["event"] == "inner_step_skipped"
+    assert reason in line["reason"]
