@@ -140,9 +140,8 @@ class ChaosSwarm:
         """SIGTERM to all; a node that does not end in its time counts as dead."""
         running = [node for node in self.nodes.values() if node.is_running]
         for node in running:
-            node.note_children()
             self.watch.stopped(node.name)
-            node.signal(signal.SIGTERM)
+            node.ask_to_end()
         for node in running:
             self._note_end(node)
 
@@ -165,7 +164,7 @@ class ChaosSwarm:
         """Note children, deaths and hangs."""
         for node in self.nodes.values():
             node.note_children()
-            if node.lives and not node.is_running and not node.life.killed:
+            if node.lives and not node.is_running and not (node.life.killed or node.life.asked):
                 self._note_death(node)
         self.watch.look({name: node.status for name, node in self.nodes.items()}, time.monotonic())
 
@@ -197,11 +196,9 @@ class ChaosSwarm:
         self.watch.goes_on(node.name, time.monotonic())
 
     def _leave(self, node: NodeProcess) -> None:
-        node.note_children()
         self.watch.stopped(node.name)
-        node.signal(signal.SIGTERM)
+        node.ask_to_end()
         self._note_end(node)
-        node.life.killed = False
 
     def _note_end(self, node: NodeProcess) -> None:
         if not node.wait(limits.STOP_GRACE_S + 2.0):
@@ -213,7 +210,7 @@ class ChaosSwarm:
     def _note_death(self, node: NodeProcess) -> None:
         code = node.life.process.returncode
         words = f"{node.name}, life {len(node.lives)}, ended with {code}: {node.last_words()}"
-        if code != 0 and words not in self.deaths:
+        if words not in self.deaths:
             self.deaths.append(words)
 
     def _wait(self, is_true: Callable[[], bool], what: str) -> None:

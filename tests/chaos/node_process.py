@@ -32,11 +32,13 @@ DAEMON = "p2pd"
 
 @dataclass(slots=True)
 class Life:
-    """One process. `killed`: by us, without a chance to clean up. `sockets`: its folder for temporary files."""
+    """One process. `killed`: by us, without a chance to clean up; `asked`: to end. `sockets`: its folder for temporary
+    files."""
 
     process: subprocess.Popen[bytes]
     sockets: Path
     killed: bool = False
+    asked: bool = False
     children: set[int] = field(default_factory=set)
 
     @property
@@ -99,6 +101,11 @@ class NodeProcess:
     def signal(self, number: signal.Signals) -> None:
         if self.is_running:
             self.life.process.send_signal(number)
+
+    def ask_to_end(self) -> None:
+        self.note_children()
+        self.life.asked = True
+        self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.note_children()

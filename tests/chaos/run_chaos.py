@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,28 @@ from chaos_spec import chaos_spec
 from chaos_swarm import ChaosSwarm
 from fault_schedule import Action, Plan, schedule
 from micro_batch_audit import tokens
-from network_lab import NetworkLab
+from network_lab import Loopback, NetworkLab, open_network
 
 COUNT_S = 2.0  # how often the tokens of the undisturbed run are counted
 UNDISTURBED_MAX = 3.0  # it may take so many times as long as the chaos run
 
 
-def chaos(folder: Path, stages: int, replicas: int, seed: int, plan: Plan, say: Callable[[str], object]) -> Any:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Seats of the swarm, and where it runs."""
+
+    stages: int
+    replicas: int
+    on_loopback: bool = False
+
+    def swarm(self, folder: Path) -> ChaosSwarm:
+        network = Loopback("loopback, no link is cut: so it was asked for") if self.on_loopback else open_network()
+        return ChaosSwarm(chaos_spec(self.stages, self.replicas), folder, network)
+
+
+def chaos(folder: Path, table: Table, seed: int, plan: Plan, say: Callable[[str], object]) -> Any:
     """Both runs, one after the other; the figures."""
-    with ChaosSwarm(chaos_spec(stages, replicas), folder / "chaos") as swarm:
+    with table.swarm(folder / "chaos") as swarm:
         say(f"starting {len(swarm.seats)} nodes: {swarm.network.words}")
         swarm.start()
         deeds = schedule(seed, swarm.names, possible(plan, swarm.network))
@@ -41,7 +54,7 @@ def chaos(folder: Path, stages: int, replicas: int, seed: int, plan: Plan, say: 
         orphans = swarm.orphans()
         disturbed = trained(swarm)
         say(f"chaos run: held-out loss {disturbed.loss:.4f} after {disturbed.tokens.trained:,} tokens")
-        undisturbed = run_undisturbed(folder, stages, replicas, disturbed.tokens.trained, plan.seconds, say)
+        undisturbed = run_undisturbed(table.swarm(folder / "undisturbed"), disturbed.tokens.trained, plan.seconds, say)
         return summary(swarm, disturbed, undisturbed, vacant, orphans)
 
 
@@ -51,11 +64,9 @@ def possible(plan: Plan, network: NetworkLab) -> Plan:
     return replace(plan, deck=deck)
 
 
-def run_undisturbed(
-    folder: Path, stages: int, replicas: int, tokens_wanted: int, seconds: float, say: Callable[[str], object]
-) -> Trained:
-    """The same swarm left alone, until it has trained as many tokens."""
-    with ChaosSwarm(chaos_spec(stages, replicas), folder / "undisturbed") as swarm:
+def run_undisturbed(fresh: ChaosSwarm, tokens_wanted: int, seconds: float, say: Callable[[str], object]) -> Trained:
+    """A swarm left alone, until it has trained as many tokens."""
+    with fresh as swarm:
         swarm.start()
         say("the undisturbed run trains")
         next_s = 0.0
@@ -81,12 +92,14 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--stages", type=int, default=2)
     options.add_argument("--replicas", type=int, default=4)
+    options.add_argument("--loopback", action="store_true", help="no namespaces: no link is cut")
     options.add_argument("--data-dir", type=Path, help="keep the nodes' files here")
     chosen = options.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended
     with tempfile.TemporaryDirectory(prefix="noloco-chaos-") as scratch:
         folder = chosen.data_dir or Path(scratch)
-        found = chaos(folder, chosen.stages, chosen.replicas, chosen.seed, Plan(chosen.seconds), _say)
+        table = Table(chosen.stages, chosen.replicas, chosen.loopback)
+        found = chaos(folder, table, chosen.seed, Plan(chosen.seconds), _say)
     found = found | {"seed": chosen.seed, "seconds": chosen.seconds, "seats": f"{chosen.stages}x{chosen.replicas}"}
     found["faults"] = faults(found)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
