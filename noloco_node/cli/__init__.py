@@ -8,6 +8,7 @@ import click
 
 from noloco_node.cli.ending import end_of
 from noloco_node.cli.lazy import Entry, LazyGroup
+from noloco_node.cli.program import program
 
 COMMANDS = {
     "demo": Entry("noloco_node.cli.demo:demo", "Train a small model in a swarm of local processes and export it."),
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         ended = group.main(
             args=None if arguments is None else list(arguments),
-            prog_name="noloco-node",
+            prog_name=program(),
             standalone_mode=False,
             obj=settings,
         )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-import sys
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 
+from noloco_node.cli.program import pasteable
+
 PERPLEXITY_MAX = 10.0  # of the averaged model, after a run as it comes
 AS_IT_COMES = {"stages": 2, "replicas": 2, "outer_steps": None, "inner_steps": None, "preset": "demo"}
-MARKER = "demo.json"  # a folder with it is the demo's own and may be replaced
 
 
 @click.command()
@@ -40,26 +42,53 @@ def demo(**options: Any) -> int:
     comes, without --preset, --stages, --replicas, --outer-steps and --inner-steps, must also bring the averaged
     model's held-out perplexity down to 10. A swarm in which nothing moves for three minutes is stopped: it failed.
     """
-    from noloco_node.cli.live_table import node_table
-    from noloco_node.cli.local_swarm import LocalSwarm, wait_for_end
-    from noloco_node.core.types import Seat
+    from noloco_node.cli.demo_folder import demo_folder
+    from noloco_node.cli.results import write_json
 
     spec = _spec(options)
     data_dir: Path = options["data_dir"].absolute()
-    spec_file = _prepare(data_dir, spec)
-    seats = [Seat(s, r) for s in range(spec.swarm.num_stages) for r in range(spec.swarm.num_replicas)]
-    with LocalSwarm(spec_file, data_dir, seats) as swarm, _screen(options["quiet"]) as show:
-        click.echo(f"starting {len(seats)} node processes; their logs are {data_dir}/node-*/node.log", err=True)
-        swarm.start()
-        wait_for_end(swarm, lambda statuses: show(node_table(statuses, "noloco-node demo")))
-        folders = [(seat, swarm.folder_of(seat)) for seat in seats]
-    click.echo("all nodes have left; evaluating and exporting", err=True)
-    found = _report(spec, folders, data_dir)
-    if options["json_file"] is not None:
-        _write_json(options["json_file"], found)
+    _end_as_ctrl_c_does()
+    with demo_folder(data_dir) as sockets:
+        if options["json_file"] is not None:
+            with contextlib.suppress(OSError):  # what an earlier run wrote is not of this one
+                options["json_file"].unlink()
+        folders = _train(spec, data_dir, sockets, options["quiet"])
+        found = _report(spec, folders, data_dir)
+        if options["json_file"] is not None:
+            write_json(options["json_file"], found)
     _print_summary(found, data_dir)
     _judge(found, _target(options))
     return 0
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Asked to end in another way the nodes are stopped as well, and the folder for their sockets removed."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
+def _train(spec: Any, data_dir: Path, sockets: Path, quiet: bool) -> list[tuple[Any, Path]]:
+    """Returns each seat's folder when every node has ended well. Raises NolocoError."""
+    from noloco_node.cli.live_table import live_screen, node_table
+    from noloco_node.cli.local_swarm import LocalSwarm, wait_for_end
+    from noloco_node.core.types import Seat
+
+    spec_file = _write_spec(data_dir, spec)
+    seats = [Seat(s, r) for s in range(spec.swarm.num_stages) for r in range(spec.swarm.num_replicas)]
+    with LocalSwarm(spec_file, data_dir, seats, temporary=sockets) as swarm:
+        click.echo(f"starting {len(seats)} node processes; their logs are {data_dir}/node-*/node.log", err=True)
+        try:
+            with live_screen(quiet) as show:
+                swarm.start()
+                wait_for_end(swarm, lambda statuses: show(node_table(statuses, "noloco-node demo")))
+        except KeyboardInterrupt:
+            click.echo("stopping the nodes; a second Ctrl-C ends them at once", err=True)
+            raise
+        return [(seat, swarm.folder_of(seat)) for seat in seats]
 
 
 def _spec(options: dict[str, Any]) -> Any:
@@ -75,62 +104,21 @@ def _spec(options: dict[str, Any]) -> Any:
     return preset(options["preset"], swarm=swarm, outer=outer)
 
 
-def _prepare(data_dir: Path, spec: Any) -> Path:
-    """An empty folder with the run spec. Only a folder of an earlier demo is replaced."""
+def _write_spec(data_dir: Path, spec: Any) -> Path:
     from noloco_node.config.spec_file import dump
     from noloco_node.errors import DiskFailed
 
-    if data_dir.exists() and any(data_dir.iterdir()) and not (data_dir / MARKER).exists():
-        raise DiskFailed(f"{data_dir} is not empty and not a demo's", "name another --data-dir")
+    path = data_dir / "swarm.toml"
     try:
-        for old in [*data_dir.glob("node-*"), data_dir / "model"]:
-            shutil.rmtree(old, ignore_errors=True)
-        data_dir.mkdir(parents=True, exist_ok=True)
-        (data_dir / MARKER).write_text("{}\n")
-        spec_file = data_dir / "swarm.toml"
-        spec_file.write_text(dump(spec))
+        path.write_text(dump(spec))
     except OSError as error:
-        raise DiskFailed(f"{data_dir} cannot be written: {error.strerror}", "name another --data-dir") from error
-    return spec_file
-
-
-def _screen(quiet: bool) -> Any:
-    """A live table on a terminal; one line now and then elsewhere."""
-    import contextlib
-
-    from rich.console import Console
-    from rich.live import Live
-
-    @contextlib.contextmanager
-    def screen() -> Any:
-        console = Console(stderr=True)
-        if quiet or not console.is_terminal:
-            yield _plain_progress(quiet)
-            return
-        with Live(console=console, refresh_per_second=4, transient=False) as live:
-            yield live.update
-
-    return screen()
-
-
-def _plain_progress(quiet: bool) -> Any:
-    import time
-
-    from rich.console import Console
-
-    console, last = Console(stderr=True, width=120), 0.0
-
-    def show(table: Any) -> None:
-        nonlocal last
-        if not quiet and time.monotonic() >= last + 15.0:
-            last = time.monotonic()
-            console.print(table)
-
-    return show
+        raise DiskFailed(f"{path} cannot be written: {error.strerror}", "name another --data-dir") from error
+    return path
 
 
 def _report(spec: Any, folders: list[Any], data_dir: Path) -> dict[str, Any]:
     from noloco_node.cli import demo_report
+    from noloco_node.cli.demo_folder import MARKER
 
     histories = demo_report.Histories.read(folders, spec.run_id)
     found = demo_report.summary(spec, histories, [folder for _, folder in folders], data_dir / "model")
@@ -138,16 +126,6 @@ def _report(spec: Any, folders: list[Any], data_dir: Path) -> dict[str, Any]:
     found["plot"] = str(data_dir / "training.png")
     (data_dir / MARKER).write_text(json.dumps(found, indent=2) + "\n")
     return found
-
-
-def _write_json(path: Path, found: dict[str, Any]) -> None:
-    from noloco_node.errors import DiskFailed
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n")
-    except OSError as error:
-        raise DiskFailed(f"{path} cannot be written: {error.strerror}", "name another --json file") from error
 
 
 def _print_summary(found: dict[str, Any], data_dir: Path) -> None:
@@ -162,14 +140,9 @@ def _print_summary(found: dict[str, Any], data_dir: Path) -> None:
         f"model                {found['export_dir']}",
         "",
         "generate text from it:",
-        f"  {_program()} generate {found['export_dir']} --prompt 'def main(' --max-tokens 200",
+        pasteable(f"  noloco-node generate {found['export_dir']} --prompt 'def main(' --max-tokens 200"),
     ):
         click.echo(line)
-
-
-def _program() -> str:
-    """How this very program is called: by its script when it was, else as a module."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "noloco-node" else f"{sys.executable} -m noloco_node"
 
 
 def _target(options: dict[str, Any]) -> float | None:

@@ -13,6 +13,13 @@ from noloco_node.config.run_spec import RunSpec
 from noloco_node.core.types import Seat
 
 Line = dict[str, Any]
+STROKES: tuple[dict[str, Any], ...] = (
+    {"linestyle": "-", "linewidth": 3.0, "marker": "o", "markersize": 8.0},
+    {"linestyle": "--", "linewidth": 1.5, "marker": "o", "markersize": 4.0},
+    {"linestyle": ":", "linewidth": 1.5, "marker": "x"},
+    {"linestyle": "-.", "linewidth": 1.5, "marker": "+"},
+)
+"""Partners measure the same spread: thin broken lines upon broad ones, so that both are seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +72,18 @@ def _read_lines(path: Path) -> list[Line]:
 
 def summary(spec: RunSpec, histories: Histories, folders: list[Path], out_dir: Path) -> dict[str, Any]:
     """Evaluate, export and collect. Raises NolocoError when a stage left no checkpoint."""
+    from noloco_node.cli.progress import measuring, say
+    from noloco_node.training.device import use_idle_cores
     from noloco_node.training.evaluation import evaluate_checkpoints, evaluate_initial
     from noloco_node.training.export import export_model, find_checkpoints
 
     checkpoints = [path for folder in folders for path in find_checkpoints(folder / "runs" / spec.run_id)]
     settings = spec.training_settings()
-    report = evaluate_checkpoints(checkpoints, settings)
+    use_idle_cores()
+    with measuring() as watch:
+        before = evaluate_initial(settings, watch=watch)
+        report = evaluate_checkpoints(checkpoints, settings, watch=watch)
+    say(f"exporting the averaged model to {out_dir}")
     export_model(checkpoints, out_dir)
     seconds = histories.training_s()
     tokens = histories.tokens_total()
@@ -79,7 +92,7 @@ def summary(spec: RunSpec, histories: Histories, folders: list[Path], out_dir: P
         "nodes": spec.swarm.num_stages * spec.swarm.num_replicas,
         "stages": spec.swarm.num_stages,
         "replicas": spec.swarm.num_replicas,
-        "initial_perplexity": evaluate_initial(settings).perplexity,
+        "initial_perplexity": before.perplexity,
         "averaged_perplexity": report.average.perplexity,
         "replica_perplexities": {str(replica): found.perplexity for replica, found in report.paths.items()},
         "held_out_tokens": report.average.tokens,
@@ -101,14 +114,16 @@ def plot(histories: Histories, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (losses, spreads) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
     for seat, lines in sorted(histories.of_kind("inner").items()):
         points = [(line["position"], line["loss"]) for line in lines if line["loss"] is not None]
         losses.plot(*_columns(points), label=str(seat), linewidth=1)
-    for seat, lines in sorted(histories.of_kind("spread").items()):
-        spreads.plot(*_columns([(line["outer_step"], line["spread"]) for line in lines]), "o-", label=str(seat))
+    for number, (seat, lines) in enumerate(sorted(histories.of_kind("spread").items())):
+        points = [(line["outer_step"], line["spread"]) for line in lines]
+        spreads.plot(*_columns(points), label=str(seat), **STROKES[number % len(STROKES)])
+    spreads.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     losses.set(title="training loss", xlabel="inner step", ylabel="nats per token")
     spreads.set(
         title="spread between replicas", xlabel="outer step", ylabel="rms difference of fast weights at the boundary"

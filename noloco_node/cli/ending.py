@@ -7,6 +7,7 @@ import traceback
 
 import click
 
+from noloco_node.cli.program import pasteable
 from noloco_node.errors import ExitCode, NolocoError
 
 
@@ -38,7 +39,7 @@ def end_of(error: BaseException, *, debug: bool) -> int:
 
 
 def _say(kind: str, text: str) -> None:
-    print(f"{kind}: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{kind}: {pasteable(' '.join(text.split()))}", file=sys.stderr)
 
 
 def _log(error: BaseException) -> None:

@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from noloco_node.cli.generation import check_model_dir
+from noloco_node.cli.progress import measuring, say
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import load_run_spec
 
 if TYPE_CHECKING:
     from noloco_node.training.evaluation import Perplexity
 
-EXISTING = click.Path(path_type=Path, file_okay=False, exists=True)
+FOLDER = click.Path(path_type=Path)
 ROWS_MAX = 256
 
 
 @click.command("eval")
-@click.argument("model_dir", type=EXISTING, required=False)
+@click.argument("model_dir", type=FOLDER, required=False)
 @click.option("--spec", "spec_file", type=click.Path(path_type=Path), required=True, help="Run spec: names the text.")
-@click.option("--checkpoints", "folders", type=EXISTING, multiple=True, help="Instead of MODEL_DIR; may be repeated.")
+@click.option("--checkpoints", "folders", type=FOLDER, multiple=True, help="Instead of MODEL_DIR; may be repeated.")
 @click.option("--rows", type=click.IntRange(min=1), default=ROWS_MAX, show_default=True, help="Held-out sequences.")
 @click.option("--device", default="auto", show_default=True, help="auto | cpu | cuda:N")
 @click.option(
@@ -46,17 +48,28 @@ def evaluate(
 
 
 def _exported(model_dir: Path, spec: RunSpec, rows: int, device: str) -> dict[str, Any]:
+    check_model_dir(model_dir)
+    say(f"reading {model_dir}")
+    from noloco_node.training.device import use_idle_cores
     from noloco_node.training.evaluation import evaluate_exported
 
-    return _figures(evaluate_exported(model_dir, spec.training_settings(), rows_max=rows, device=device))
+    use_idle_cores()
+    with measuring() as watch:
+        found = evaluate_exported(model_dir, spec.training_settings(), rows_max=rows, device=device, watch=watch)
+    return _figures(found)
 
 
 def _checkpoints(folders: tuple[Path, ...], spec: RunSpec, rows: int, device: str) -> dict[str, Any]:
     from noloco_node.cli.checkpoints import checkpoints_in, of_run
-    from noloco_node.training.evaluation import evaluate_checkpoints
 
     found = of_run(checkpoints_in(folders), spec)
-    report = evaluate_checkpoints(found.files.values(), spec.training_settings(), rows_max=rows, device=device)
+    files, settings = found.files.values(), spec.training_settings()
+    from noloco_node.training.device import use_idle_cores
+    from noloco_node.training.evaluation import evaluate_checkpoints
+
+    use_idle_cores()
+    with measuring() as watch:
+        report = evaluate_checkpoints(files, settings, rows_max=rows, device=device, watch=watch)
     return _figures(report.average) | {
         "averaged_perplexity": report.average.perplexity,
         "replica_perplexities": {str(replica): one.perplexity for replica, one in report.paths.items()},

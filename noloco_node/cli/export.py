@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from noloco_node.cli.program import pasteable
+from noloco_node.cli.progress import say
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import load_run_spec
 
@@ -17,7 +19,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--checkpoints",
     "folders",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=click.Path(path_type=Path),
     multiple=True,
     help="Data directory of a node, or any folder above or at its checkpoints; may be repeated.",
 )
@@ -67,7 +69,8 @@ def _export(paths: list[Path], spec: RunSpec | None, out: Path) -> None:
     from noloco_node.training.export import export_model
 
     found = of_run(paths, spec)
+    say(f"averaging {len(found.files)} checkpoints of {found.meta.num_stages} stages")
     export_model(found.files.values(), out)
     seats = ", ".join(str(seat) for seat in sorted(found.files))
     click.echo(f"averaged seats {seats} of run {found.meta.run}")
-    click.echo(f"wrote {out}; try: noloco-node generate {out} --prompt 'def '")
+    click.echo(pasteable(f"wrote {out}; try: noloco-node generate {out} --prompt 'def '"))

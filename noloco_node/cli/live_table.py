@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
+from noloco_node.cli.local_swarm import FINISHED
+
+PLAIN_INTERVAL_S = 15.0
+PLAIN_WIDTH = 120
 COLUMNS = (
     "seat",
     "phase",
@@ -36,13 +44,36 @@ def node_table(statuses: Iterable[dict[str, Any]], title: str = "") -> Table:
     return table
 
 
+@contextmanager
+def live_screen(quiet: bool) -> Iterator[Callable[[Table], None]]:
+    """Shows the newest table: in place on a terminal, now and then elsewhere, never if `quiet`."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield _PlainScreen(Console(stderr=True, width=PLAIN_WIDTH, quiet=quiet)).show
+        return
+    with Live(console=console, refresh_per_second=4, transient=False) as live:
+        yield live.update
+
+
+class _PlainScreen:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown_s = float("-inf")
+
+    def show(self, table: Table) -> None:
+        if time.monotonic() >= self._shown_s + PLAIN_INTERVAL_S:
+            self._shown_s = time.monotonic()
+            self._console.print(table)
+
+
 def _row(status: dict[str, Any]) -> tuple[str, ...]:
     closed = status.get("outer_steps") or {}
+    is_over = status.get("phase") == FINISHED
     return (
         str(status.get("seat") or "-"),
         str(status.get("phase") or "starting"),
         str(status.get("outer_step", "-")),
-        str(status.get("inner_step", "-")),
+        "-" if is_over else str(status.get("inner_step", "-")),
         _number(status.get("loss"), "{:.3f}"),
         _number(status.get("tokens_per_s"), "{:,.0f}"),
         str(status.get("partner") or "-"),

@@ -25,6 +25,7 @@ STATUS_TIMEOUT_S = 2.0
 STOP_TIMEOUT_S = 30.0
 STALL_S = 180.0  # no node moves on for so long: the swarm hangs
 PR_SET_PDEATHSIG = 1
+FINISHED = "finished"
 RUN_FILE = "node.json"  # written by a running node: pid, peer, addresses, url
 
 
@@ -54,8 +55,11 @@ class LocalNode:
         return found if found.get("pid") == self.process.pid else {}
 
     def poll(self) -> dict[str, Any]:
-        url = self.info.get("url")
-        if url is not None and self.process.poll() is None:
+        """Its newest answer; of a node that has ended the last one, with its end for a phase."""
+        code, url = self.process.poll(), self.info.get("url")
+        if code is not None:
+            self.status["phase"] = FINISHED if code == 0 else f"exit code {code}"
+        elif url is not None:
             with (
                 contextlib.suppress(urllib.error.URLError, OSError, ValueError),
                 urllib.request.urlopen(f"{url}/status.json", timeout=STATUS_TIMEOUT_S) as answer,
@@ -72,13 +76,18 @@ class LocalNode:
 
 @dataclass(slots=True)
 class LocalSwarm:
-    """All nodes of one run spec on loopback. Use as a context manager: leaving it ends every process."""
+    """All nodes of one run spec on loopback. Use as a context manager: leaving it ends every process.
+
+    Each node has a session of its own: Ctrl-C in a terminal reaches this process only, which asks them to stop, once.
+    `temporary`: their folder for temporary files, with a short name; it is the caller's to remove.
+    """
 
     spec_file: Path
     data_dir: Path
     seats: Sequence[Seat]
     threads: int = 1
     extra_flags: tuple[str, ...] = ()
+    temporary: Path | None = None
     nodes: list[LocalNode] = field(default_factory=list)
 
     def __enter__(self) -> LocalSwarm:
@@ -120,16 +129,21 @@ class LocalSwarm:
         folder = self.folder_of(seat)
         folder.mkdir(parents=True, exist_ok=True)
         log = (folder / "node.log").open("ab")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("NOLOCO_")}
         process = subprocess.Popen(
             self.command(seat, initial_peers),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**environment, "OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"},
+            env=self._environment(),
+            start_new_session=True,
             preexec_fn=end_with_parent,
         )
         return LocalNode(seat, folder, process, log)
+
+    def _environment(self) -> dict[str, str]:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith("NOLOCO_")}
+        own = {"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"}
+        return {**plain, **own, **({"TMPDIR": str(self.temporary)} if self.temporary else {})}
 
     def _wait_up(self, node: LocalNode) -> dict[str, Any]:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -155,17 +169,22 @@ class LocalSwarm:
         return next((node for node in self.nodes if node.process.poll() not in (None, 0)), None)
 
     def stop(self) -> None:
-        """SIGTERM to all, SIGKILL to whom does not end; the logs are closed."""
+        """SIGTERM to all; SIGKILL to whom does not end, and to all at a second Ctrl-C. The logs are closed."""
         for node in self.running:
             node.process.terminate()
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for node in self.nodes:
-            try:
-                node.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        try:
+            self._wait_ended(time.monotonic() + STOP_TIMEOUT_S)
+        finally:
+            for node in self.running:
                 node.process.kill()
+            for node in self.nodes:
                 node.process.wait()
-            node.log.close()
+                node.log.close()
+
+    def _wait_ended(self, deadline_s: float) -> None:
+        for node in self.nodes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.1, deadline_s - time.monotonic()))
 
 
 def _ended_early(node: LocalNode) -> NolocoError:

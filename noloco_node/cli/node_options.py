@@ -9,9 +9,14 @@ import click
 
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.node_sources import flag, load_node_config, variable
+from noloco_node.errors import BadConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONFIG_OPTION = "config"
+PEER_ADVICE = (
+    "ask that node, which waits until it is up: noloco-node status --data-dir DIR --address --wait 120; "
+    "leave the flag out to be the first node"
+)
 
 
 def node_options(command: Command) -> Command:
@@ -26,6 +31,8 @@ def node_options(command: Command) -> Command:
 def node_config(options: dict[str, Any]) -> NodeConfig:
     """Takes its own options out of `options`. Raises BadConfig."""
     flags = {name: options.pop(name) for name in NodeConfig.model_fields if name in options}
+    if any(not peer.strip() for peer in flags.get("initial_peers") or ()):
+        raise BadConfig("--initial-peers is given an empty address: the first node is not up yet?", PEER_ADVICE)
     return load_node_config(flags, options.pop(CONFIG_OPTION, None))
 
 

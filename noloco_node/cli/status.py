@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -27,6 +28,7 @@ RUN_FILE = "node.json"  # in a running node's data directory
 PLAIN_WIDTH = 120  # columns where there is no terminal
 ANSWER_BYTES_MAX = 1 << 20
 TIMEOUT_S = 5.0
+WAIT_RETRY_S = 0.5
 ADVICE = "is the node running, and --url its metrics address and port?"
 
 
@@ -142,14 +144,27 @@ def _address(data_dir: Path | None) -> str:
     return addresses[0]
 
 
+def _wait_up(url: str | None, data_dir: Path | None, wait_s: float) -> None:
+    """Returns when the node answers, or after `wait_s`: what is asked next says then what is wrong."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        try:
+            read_page(find_url(url, data_dir), "/healthz")
+            return
+        except SwarmUnreachable:
+            time.sleep(min(WAIT_RETRY_S, max(0.0, deadline - time.monotonic())))
+
+
 @click.command()
 @click.option("--url", help=f"The node's metrics address.  [default: port {DEFAULT_PORT} here, or {PORT_VARIABLE}]")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Instead of --url: the data directory it runs in.")
 @click.option("--address", is_flag=True, help="Print the address others join by (with --data-dir).")
+@click.option("--wait", "wait_s", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for it to be up.")
 @click.option("--json", "as_json", is_flag=True, help="The node's answer as it is.")
 @click.option("--healthy", is_flag=True, help="Print nothing; exit 0 if the node lives (health checks).")
-def status(url: str | None, data_dir: Path | None, address: bool, as_json: bool, healthy: bool) -> None:
+def status(url: str | None, data_dir: Path | None, address: bool, wait_s: float, as_json: bool, healthy: bool) -> None:
     """Show what a running node is doing."""
+    _wait_up(url, data_dir, wait_s)
     if address:
         click.echo(_address(data_dir))
         return

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from noloco_node.cli.program import pasteable
 from noloco_node.config.model_config import read_model_config
 from noloco_node.config.peer_list import PeerList, checked_peer, read_peer_list, signed_list
 from noloco_node.config.presets import PRESETS, preset
@@ -63,7 +64,7 @@ def swarm() -> None:
 )
 @click.option(
     "--model-config",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=click.Path(path_type=Path),
     help="Hugging Face config.json to train instead of the preset's model.",
 )
 @click.option(
@@ -84,9 +85,12 @@ def new(path: Path, base: str, owner_key: Path | None, **choices: Any) -> None:
     click.echo(f"wrote {path} (run {spec.run_id})")
     for line in _words(spec):
         click.echo(line)
-    click.echo(f"the first node:  noloco-node run --spec {path}")
-    click.echo(f"all others:      noloco-node run --spec {path} --initial-peers ADDRESS")
-    click.echo("ADDRESS is what a running node logs as node_up, or: noloco-node status --data-dir DIR --address")
+    for line in (
+        f"the first node:  noloco-node run --spec {path} --data-dir DIR",
+        "its ADDRESS:     noloco-node status --data-dir DIR --address --wait 120",
+        f"all others:      noloco-node run --spec {path} --initial-peers ADDRESS",
+    ):
+        click.echo(pasteable(line))
 
 
 @swarm.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         _check_cuda(device, name)
     return device
+
+
+def use_idle_cores() -> None:
+    """For a command beside running nodes: torch's threads wait spinning for each other, and two of them on cores that
+    others use are ten times slower than one. Linux's load average says how many cores are in use."""
+    idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
+    torch.set_num_threads(max(1, min(idle, torch.get_num_threads())))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,9 @@ from noloco_node.training.stage import Stage, count_tokens, cut_stage, loss_sum
 
 ROWS_MAX = 512  # held-out rows of one evaluation, unless told otherwise
 
+Watch = Callable[[str, int, int], None]
+"""Told of the part that is measured, how many of its batches are done, and of how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
@@ -47,23 +50,40 @@ class Report:
     paths: dict[int, Perplexity]
 
 
+def unwatched(part: str, done: int, total: int) -> None:
+    """Nobody asks how far it is."""
+
+
 def evaluate_checkpoints(
-    paths: Iterable[Path], settings: TrainingSettings, *, rows_max: int = ROWS_MAX, device: str = "cpu"
+    paths: Iterable[Path],
+    settings: TrainingSettings,
+    *,
+    rows_max: int = ROWS_MAX,
+    device: str = "cpu",
+    watch: Watch = unwatched,
 ) -> Report:
     """Average and replica paths from the checkpoints of all stages. Raises BadCheckpoint, BadData."""
     found = collect(paths)
     rows = list(held_out_rows(settings, rows_max))
-    average = _of_weights(found.meta.model, average_stages(found), rows, device)
+
+    def measured(part: str, weights: Iterable[dict[str, Tensor]]) -> Perplexity:
+        return perplexity(whole_model(found.meta.model, weights, device), rows, part, watch)
+
+    average = measured("averaged model", average_stages(found))
     replicas = sorted({seat.replica for seat in found.files})
     single = {
-        replica: _of_weights(found.meta.model, map(slow_weights, found.path_of(replica)), rows, device)
-        for replica in replicas
+        replica: measured(f"replica path {replica}", map(slow_weights, found.path_of(replica))) for replica in replicas
     }
     return Report(average, single)
 
 
 def evaluate_exported(
-    model_dir: Path, settings: TrainingSettings, *, rows_max: int = ROWS_MAX, device: str = "cpu"
+    model_dir: Path,
+    settings: TrainingSettings,
+    *,
+    rows_max: int = ROWS_MAX,
+    device: str = "cpu",
+    watch: Watch = unwatched,
 ) -> Perplexity:
     """Of a Hugging Face directory. Raises BadModel, BadData."""
     try:
@@ -71,28 +91,32 @@ def evaluate_exported(
     except (OSError, ValueError) as error:
         raise BadModel(f"{model_dir} holds no readable config.json", "name an exported model directory") from error
     weights = [load_file(path) for path in sorted(model_dir.glob("*.safetensors"))]
-    return _of_weights(model, weights, held_out_rows(settings, rows_max), device)
+    return perplexity(whole_model(model, weights, device), held_out_rows(settings, rows_max), "exported model", watch)
 
 
-def evaluate_initial(settings: TrainingSettings, *, rows_max: int = ROWS_MAX, device: str = "cpu") -> Perplexity:
+def evaluate_initial(
+    settings: TrainingSettings, *, rows_max: int = ROWS_MAX, device: str = "cpu", watch: Watch = unwatched
+) -> Perplexity:
     """Of the weights that every replica starts with. Raises BadData."""
     stage = cut_stage(model_config(settings.model), 1, 0)
     stage.materialise(resolve_device(device))
     draw_weights(stage, settings.seed)
-    return perplexity(stage, held_out_rows(settings, rows_max))
+    return perplexity(stage, held_out_rows(settings, rows_max), "untrained model", watch)
 
 
 @torch.no_grad()
-def perplexity(stage: Stage, rows: Iterable[Rows]) -> Perplexity:
+def perplexity(stage: Stage, rows: Iterable[Rows], part: str = "", watch: Watch = unwatched) -> Perplexity:
     """Of a one-stage model over packed rows."""
     device = next(stage.parameters()).device
-    total, tokens = 0.0, 0
-    for batch in rows:
+    total, tokens, batches = 0.0, 0, list(rows)
+    for done, batch in enumerate(batches):
+        watch(part, done, len(batches))
         ids, position_ids, labels = (
             torch.from_numpy(array).long().to(device) for array in (batch.ids, batch.position_ids, batch.labels)
         )
         total += float(loss_sum(stage(ids, position_ids), labels))
         tokens += count_tokens(labels)
+    watch(part, len(batches), len(batches))
     loss = total / max(1, tokens)
     return Perplexity(math.exp(min(loss, 700.0)), loss, tokens)
 
@@ -111,9 +135,3 @@ def whole_model(model: dict[str, Any], weights: Iterable[dict[str, Tensor]], dev
     if missing:
         raise BadModel(f"the weights lack {sorted(missing)[0]}")
     return stage
-
-
-def _of_weights(
-    model: dict[str, Any], weights: Iterable[dict[str, Tensor]], rows: Iterable[Rows], device: str
-) -> Perplexity:
-    return perplexity(whole_model(model, weights, device), rows)

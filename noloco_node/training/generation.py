@@ -22,9 +22,11 @@ def generate_text(
 ) -> str:
     """`prompt` and its continuation; temperature 0 takes the likeliest token. Raises BadModel, DeviceFailed."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
     if not (model_dir / "config.json").is_file():
-        raise BadModel(f"{model_dir} is not a model directory", "export one first: noloco-node export")
+        raise BadModel(f"{model_dir} is not a model directory", "name an exported one")
+    logging.disable_progress_bar()  # of the weights, which are read in a moment
     where = resolve_device(device)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).to(where).eval()
