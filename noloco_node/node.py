@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from noloco_node import __version__
-from noloco_node.config.company import Company, PeerListFile
+from noloco_node.config.company import company_of
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import events as ev
@@ -90,7 +90,7 @@ class Node:
         sockets = closing.enter_context(socket_folder(self.config.data_dir))
         stages = await asyncio.to_thread(self._fitting_stages)
         metrics = NodeMetrics(time.monotonic)
-        company = self._company()
+        company = company_of(self.config, self.spec)
         company.load()
         peers = self._initial_peers()
         steady = SteadyClock()
@@ -155,13 +155,6 @@ class Node:
             probe.unlink()
         except OSError as error:
             raise _disk_failed(self.config.data_dir, error) from error
-
-    def _company(self) -> Company:
-        assert self.config.identity_file is not None
-        own = load_or_create_identity(self.config.identity_file).peer_id
-        path = self.config.peer_list
-        file = None if path is None else PeerListFile(path, self.spec.run_id, self.spec.swarm.owner)
-        return Company(own, self.config.deny_peers, file, time.time)
 
     def _initial_peers(self) -> tuple[str, ...]:
         """Without our own address: one list of peers may serve all nodes of a run."""

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.peer_list import DENIED, PeerList, read_peer_list
+from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
+from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.errors import BadConfig, NolocoError, NotAdmitted
 
 log = logging.getLogger(__name__)
@@ -134,3 +138,12 @@ class PeerListFile:
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def company_of(config: NodeConfig, spec: RunSpec) -> Company:
+    """What a node's configuration and its run say; nothing is read yet but the node's own key."""
+    assert config.identity_file is not None, "NodeConfig fills it in"
+    own = load_or_create_identity(config.identity_file).peer_id
+    path = config.peer_list
+    file = None if path is None else PeerListFile(path, spec.run_id, spec.swarm.owner)
+    return Company(own, config.deny_peers, file, time.time)

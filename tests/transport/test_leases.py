@@ -76,6 +76,10 @@ class Pair:
     def signed(self, **changes: Any) -> bytes:
         return sign_record(self.record(**changes), self.key)[1]
 
+    async def refusal(self, method: str, frames: list[bytes], record: bytes) -> tuple[grpc.StatusCode, str]:
+        """Of a call that is refused before its stream is read: a frame written into the refusal would hide it."""
+        return await self.call(method, frames if method == OFFER else [], record)
+
     async def call(self, method: str, frames: list[bytes], record: bytes) -> tuple[grpc.StatusCode, str]:
         """What the callee says of a call with that record; OK once it has answered anything."""
         async with self.caller.channels.use(self.to.peer_id, Lane.BULK) as channel:
@@ -149,7 +153,7 @@ async def test_whoever_holds_no_live_lease_is_not_served(pair: Pair, method: str
         (pair.signed(state=SeatState.LEAVING, seq=now + 2), "leaving"),
     ]
     for record, reason in no_leases:
-        code, words = await pair.call(method, frames, record)
+        code, words = await pair.refusal(method, frames, record)
         assert (code, reason in words) == (grpc.StatusCode.PERMISSION_DENIED, True), (reason, words)
     assert pair.strikes == []
     assert heard_nothing(pair)
@@ -167,7 +171,7 @@ async def test_record_that_is_not_the_callers_is_refused_with_a_strike(
         "outside the table": lambda: pair.signed(seat=Seat(7, 0)),
         "junk": lambda: b"junk",
     }[kind]()
-    code, words = await pair.call(method, frames, record)
+    code, words = await pair.refusal(method, frames, record)
     assert code is grpc.StatusCode.PERMISSION_DENIED
     assert words.startswith("bad record: ")
     assert len(pair.strikes) == 1
@@ -177,7 +181,7 @@ async def test_record_that_is_not_the_callers_is_refused_with_a_strike(
 @every_call
 async def test_outranked_caller_is_not_served(pair: Pair, method: str, frames: list[bytes]) -> None:
     pair.learn(pair.record(peer=pair.other.peer_id, claim=unix_ms() - 20_000))
-    assert await pair.call(method, frames, pair.signed()) == (grpc.StatusCode.PERMISSION_DENIED, "outranked")
+    assert await pair.refusal(method, frames, pair.signed()) == (grpc.StatusCode.PERMISSION_DENIED, "outranked")
     assert (pair.strikes, heard_nothing(pair)) == ([], True)
 
 
@@ -191,6 +195,6 @@ async def test_banned_and_barred_callers_are_not_served_whatever_they_hold(
             pair.keeper.strike(pair.key.peer_id, "rule broken")
     else:
         pair.keeper.barred = lambda peer: "denied" if peer == pair.key.peer_id else ""
-    assert await pair.call(method, frames, pair.signed()) == (grpc.StatusCode.PERMISSION_DENIED, reason)
+    assert await pair.refusal(method, frames, pair.signed()) == (grpc.StatusCode.PERMISSION_DENIED, reason)
     assert heard_nothing(pair)
     assert pair.roster.records(time.monotonic()) == ()
