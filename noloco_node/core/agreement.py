@@ -62,6 +62,7 @@ class Agreement:
         self._drawn: dict[tuple[int, int], int | None] = {}
         self._wake: float | None = None
         self._orphans_known: tuple[Seat, ...] = ()
+        self._repairs_from = 0.0  # of a large table only a part is known: the drawn partner is looked up first
         self._orphans_until = float("-inf")  # as long as a large table's orphans are taken for known
 
     @property
@@ -95,6 +96,7 @@ class Agreement:
         """The inner phase of `outer_step` begins: start to look for its partner."""
         self._turn_to(outer_step)
         self._offering = True
+        self._repairs_from = now + limits.PARTNER_LOOK_S if self._is_large else now
         return self._offer(view, now)
 
     def end_phase(self, outer_step: int) -> None:
@@ -105,7 +107,7 @@ class Agreement:
         """Answer an offer, note an answer; any other event means that time passed or the view changed."""
         answers: list[Effect] = []
         if isinstance(event, OfferReceived):
-            answers = [AnswerOffer(event.ticket, self._answer(event.offer, event.peer, view))]
+            answers = [AnswerOffer(event.ticket, self._answer(event.offer, event.peer, view, now))]
         elif isinstance(event, OfferAnswered):
             self._note(event, now)
         return answers + self._offer(view, now)
@@ -133,7 +135,7 @@ class Agreement:
             if self._pauses.get(seat, now) <= now:
                 return self._send(seat, peer)
             pauses.append(self._pauses[seat])
-        self._wake = min(pauses, default=None)
+        self._wake = self._repairs_from if now < self._repairs_from else min(pauses, default=None)
         return []
 
     def _candidates(self, view: View, now: float) -> tuple[Seat, ...]:
@@ -141,15 +143,22 @@ class Agreement:
         drawn = self._drawn_seat(self._step, self._me.replica)
         if drawn is not None and view(drawn) is not None:
             return (drawn,)
+        if now < self._repairs_from:
+            return ()
         seats = self._orphans(view, now)
         if len(self._asked) < limits.OFFERS_MAX:
             return seats
         return tuple(seat for seat in seats if seat in self._asked)
 
+    @property
+    def _is_large(self) -> bool:
+        """One sweep does not show the whole stage."""
+        return self._settings.num_replicas > limits.SWEEP_SEATS_PER_RENEWAL
+
     def _orphans(self, view: View, now: float) -> tuple[Seat, ...]:
         """Best liked first. A large table is looked through anew only once in a while, not at every event."""
         num_replicas = self._settings.num_replicas
-        if num_replicas <= limits.SWEEP_SEATS_PER_RENEWAL or now >= self._orphans_until:
+        if not self._is_large or now >= self._orphans_until:
             orphans = tuple(r for r in range(num_replicas) if self._is_orphan(r, view))
             order = self._repair_order(self._settings.seed, self._me.stage, self._step, self._me.replica, orphans)
             self._orphans_known = tuple(Seat(self._me.stage, replica) for replica in order)
@@ -187,7 +196,7 @@ class Agreement:
 
     # --- offers of others -------------------------------------------------------------------------
 
-    def _answer(self, offer: Offer, peer: PeerId, view: View) -> OfferAnswer:
+    def _answer(self, offer: Offer, peer: PeerId, view: View, now: float) -> OfferAnswer:
         """Only the offer's content and the caller's own active seat count.
 
         Who agreed before and asks again (our answer was lost, or it restarted) hears the same, even while the
@@ -208,6 +217,9 @@ class Agreement:
             return OfferAnswer.TAKEN
         if drawn != offer.sender and not self._offering:
             return OfferAnswer.LATER  # a new run comes together: the drawn partner may be about to show up
+        is_early = self._is_large and (offer.outer_step > self._step or now < self._repairs_from)
+        if drawn != offer.sender and is_early:
+            return OfferAnswer.LATER  # whether the drawn partner is there is not known yet
         if self._is_asking_a_third(offer):
             return OfferAnswer.LATER
         self._made[offer.outer_step] = caller

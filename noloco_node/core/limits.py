@@ -16,6 +16,7 @@ OFFERS_MAX: Final = 8  # partners asked when the drawn one is not active
 HAVE_INTERVAL_S: Final = 1.0
 ASK_INTERVAL_S: Final = 1.0
 OFFER_TRIES_MAX: Final = 3  # OFFERs of a phase without a clear answer until its boundary no longer waits for one
+PARTNER_LOOK_S: Final = 3.0  # in a large stage the drawn partner is looked up for so long before others are offered to
 OFFER_RETRY_S: Final = 0.5  # pause before a seat that did not answer, or said LATER, is offered again
 EARLY_BEGINS_MAX: Final = 4  # BEGINs remembered for outer steps not reached here yet
 REPLAY_MEMORY_STEPS: Final = 8  # inner steps whose micro-batch ids are remembered

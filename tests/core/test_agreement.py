@@ -336,3 +336,16 @@ def test_a_large_table_is_not_looked_through_at_every_event() -> None:
     for _ in range(10):
         agreement.handle(TimePassed(), view, 0.1)
     assert len(seen) - looked <= 10 * limits.OFFERS_MAX
+
+
+def test_in_a_large_stage_the_drawn_partner_is_looked_up_before_others_are_offered_to() -> None:
+    """What is not known there is not vacant: offers to others at once would leave both drawn partners alone."""
+    large = spec(num_replicas=limits.SWEEP_SEATS_PER_RENEWAL + 2)
+    drawn = pairing.partner(large.seed, 0, 0, large.num_replicas, 0)
+    orphan = next(r for r in range(1, large.num_replicas) if r != drawn)
+    agreement = Agreement(large, seat(0))
+    assert agreement.begin_phase(0, view_of(orphan), 0.0) == []
+    early = OfferReceived(1, Offer(0, seat(orphan), seat(0)), peer(orphan))
+    assert agreement.handle(early, view_of(orphan), 1.0) == [AnswerOffer(1, OfferAnswer.LATER)]
+    assert agreement.next_deadline == limits.PARTNER_LOOK_S
+    assert agreement.handle(TimePassed(), view_of(orphan), limits.PARTNER_LOOK_S) != []
