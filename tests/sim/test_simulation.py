@@ -62,6 +62,7 @@ def test_events_and_messages_per_seat_do_not_grow_with_the_swarm() -> None:
     """Beyond one sweep of look-ups, which covers 64 seats."""
     small, large = figures_of(96), figures_of(288)
     assert small.violations == large.violations == ()
+    assert all(figures.paired > 0.9 * figures.outer_steps for figures in (small, large))
     for what in ("messages", "events"):
         per_step = [getattr(figures, what) / figures.outer_steps for figures in (small, large)]
         assert per_step[1] < 1.1 * per_step[0], what
