@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo chaos exchange-faults test check fast format proto docs clean
+.PHONY: setup demo chaos faults test check fast format proto docs clean
 
 setup: $(STAMP)
 
@@ -35,7 +35,7 @@ SEED ?= 1
 chaos: setup
 	$(BIN)/python tests/chaos/run_chaos.py --json $(JSON) --seconds $(SECONDS) --seed $(SEED)
 
-exchange-faults: setup
+faults: setup
 	CHAOS_ALL=1 $(BIN)/pytest tests/chaos/test_exchange_faults.py
 
 test: setup

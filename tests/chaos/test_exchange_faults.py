@@ -1,6 +1,6 @@
 """Faults inside an exchange of real processes: each outer step ends alike on both sides, and training goes on.
 
-A few of them run with the other tests, all of them with `make exchange-faults`.
+A few of them run with the other tests, all of them with `make faults`.
 """
 
 from __future__ import annotations
