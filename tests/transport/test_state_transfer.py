@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from loopback_swarm import CAROL, Node, Swarm, until
 
 from noloco_node.core import limits
+from noloco_node.core.types import Seat
 from noloco_node.errors import DiskFailed, PeerLost, RemoteProtocolError
+from noloco_node.ports import StateParts
 from noloco_node.transport import state_service
+from noloco_node.transport.state_download import DonorBusy
 from noloco_node.transport.state_shelf import PinnedFile, StateShelf
 
 CONTENT = random.Random(1).randbytes(5 * limits.MIB + 77)
@@ -35,6 +40,10 @@ def into(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINK_REOPEN_S", 0.05)
+
+
+def content_of(path: Path) -> bytes:
+    return path.read_bytes()
 
 
 def assert_whole(into: Path) -> None:
@@ -128,6 +137,70 @@ async def test_upload_beyond_the_cap_is_busy(
     monkeypatch.setattr(limits, "STATE_RESUMES_MAX", 1)
     with pytest.raises(PeerLost, match="busy"):
         await alice.network.fetch_state(donor.peer, into)
+
+
+async def test_busy_donor_is_left_at_once_for_the_next(alice: Node, donor: Node, into: Path) -> None:
+    """Said before a file is read for it, and not tried again and again."""
+    assert donor.network._shelf is not None
+    donor.network._shelf._uploads = limits.STATE_UPLOADS_MAX
+    with pytest.raises(DonorBusy):
+        await alice.network.fetch_state(donor.peer, into)
+    assert donor.driver.asked == []
+
+
+async def test_newcomer_gets_the_parts_it_asks_for_and_the_promise_of_its_seat(
+    alice: Node, donor: Node, into: Path
+) -> None:
+    head, spans = b"head", ((10, 1000), (limits.MIB, 2 * limits.MIB))
+    donor.driver.excerpt = head, spans
+    donor.driver.promises[Seat(0, 3)] = 77
+    fetched = await alice.network.fetch_state(donor.peer, into, Seat(0, 3), StateParts.SLOW)
+    assert (fetched.outer_step, fetched.data_next) == (12, 77)
+    assert content_of(into) == head + b"".join(CONTENT[start : start + size] for start, size in spans)
+    assert donor.driver.asked == [(0, StateParts.SLOW)]
+    whole = await alice.network.fetch_state(donor.peer, into)
+    assert (whole.outer_step, whole.data_next) == (12, 0)
+    assert_whole(into)
+
+
+async def test_checkpoint_replaced_while_its_head_was_made_is_not_given(alice: Node, donor: Node, into: Path) -> None:
+    described = donor.driver.state_file
+    donor.driver.state_file = lambda *asked: replace(described(*asked), stamp_ns=1)  # type: ignore[method-assign]
+    with pytest.raises(PeerLost, match="no checkpoint yet"):
+        await alice.network.fetch_state(donor.peer, into)
+
+
+async def test_slow_link_takes_as_long_as_it_must_while_chunks_come(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole takes many times the deadline of one chunk."""
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 256 * 1024)
+    monkeypatch.setattr(limits, "CHUNK_DEADLINE_S", 0.5)
+    read = PinnedFile.read
+
+    def slowly(file: PinnedFile, offset: int, size_bytes: int) -> bytes:
+        time.sleep(0.1 if file.digest else 0.0)  # on a thread
+        return read(file, offset, size_bytes)
+
+    monkeypatch.setattr(PinnedFile, "read", slowly)
+    await alice.network.fetch_state(donor.peer, into)
+    assert_whole(into)
+    assert alice.moved("state", "received") == len(CONTENT)
+
+
+async def test_slots_of_newcomers_that_vanish_are_free_again(
+    alice: Node, donor: Node, peers: Swarm, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    shelf = donor.network._shelf
+    assert shelf is not None
+    for _ in range(3):
+        fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+        await until(lambda: shelf._uploads == 1)
+        fetching.cancel()
+        peers.wires.cut()
+        await asyncio.gather(fetching, return_exceptions=True)
+        await until(lambda: shelf._uploads == 0)
 
 
 async def test_changed_bytes_are_refused_with_a_strike(
