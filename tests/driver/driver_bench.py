@@ -221,6 +221,7 @@ class BenchDiscovery:
     held: dict[Seat, list[SeatRecord]] = field(default_factory=dict)
     encoded: dict[bytes, SeatRecord] = field(default_factory=dict)
     published: list[SeatRecord] = field(default_factory=list)
+    carried: list[bool] = field(default_factory=list)
     is_up: bool = True
     addresses: tuple[str, ...] = ()
 
@@ -234,6 +235,7 @@ class BenchDiscovery:
 
     async def publish(self, record: SeatRecord, *, carried: bool = True) -> tuple[SeatRecord, bytes, bool]:
         self.published.append(record)
+        self.carried.append(carried)
         if not self.is_up:
             raise PeerLost("nobody answers")
         return record, b"signed", True
@@ -258,12 +260,15 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.machine, self.trainer, self.network = ScriptedMachine(), BenchTrainer(), BenchNetwork()
         self.discovery = BenchDiscovery()
+        self.kept: dict[Seat, tuple[Path, int]] = {}
         self.now_s = 0.0
         around = Surroundings(
             discovery=self.discovery,  # type: ignore[arg-type]
             observer=Quiet(),
             make_trainer=lambda seat: self.trainer,
-            checkpoints=lambda seat: None,
+            checkpoints=lambda seat: self.kept.get(seat),
+            seats_on_disk=lambda: list(self.kept),
+            excerpt=lambda path, parts: (str(parts).encode(), ((0, 1),)),
             state_dir=folder,
             version="1",
             clock=lambda: self.now_s,
