@@ -2,7 +2,10 @@
 # The node in a box. Two stages: the first builds a virtual environment, the second holds nothing else.
 #
 #   docker build -t noloco-node .
-#   docker run --gpus all -v noloco:/data -v ./swarm.toml:/etc/noloco/swarm.toml:ro -p 31337:31337 noloco-node
+#   docker run --gpus all --stop-timeout 30 -p 31337:31337 \
+#       -v noloco:/data -v ./swarm.toml:/etc/noloco/swarm.toml:ro noloco-node
+#
+# A stop saves a checkpoint first, within 20 s; without --stop-timeout Docker kills after 10 s.
 #
 # BASE_IMAGE: any Debian or Ubuntu image with Python 3.11 or newer in its package index; the CUDA runtime by default.
 # TORCH_INDEX: the package index of the torch build (empty: the default index, which has the CUDA build).

@@ -46,6 +46,12 @@ def test_image_stops_by_sigterm_and_runs_as_no_root() -> None:
     assert DOCKERFILE.rindex("USER") > DOCKERFILE.rindex("RUN")
 
 
+def test_the_documented_run_leaves_a_stop_its_grace_time() -> None:
+    found = re.search(r"^#   docker run .*--stop-timeout (\d+)", DOCKERFILE, re.MULTILINE)
+    assert found
+    assert int(found[1]) > limits.STOP_GRACE_S
+
+
 def test_image_is_built_in_stages_from_a_base_that_can_be_given() -> None:
     assert "ARG BASE_IMAGE=" in DOCKERFILE
     assert DOCKERFILE.count("\nFROM ") == 3
@@ -88,6 +94,13 @@ def test_composed_node_has_time_to_stop_a_key_of_its_own_and_few_rights(name: st
     assert int(service["stop_grace_period"].removesuffix("s")) > limits.STOP_GRACE_S
     assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
     assert f"{name}-data:/data" in service["volumes"]
+
+
+def test_variables_that_compose_insists_on_are_set_before_its_first_documented_command() -> None:
+    text = (ROOT / "deploy/compose.yaml").read_text()
+    before = text[: text.index("docker compose")]
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    assert required == set(re.findall(r"^#   echo (\w+)=\S+ > deploy/\.env\b", before, re.MULTILINE))
 
 
 def test_only_the_swarm_port_is_open_to_other_machines() -> None:
