@@ -57,8 +57,9 @@ def test_export_then_generate(model_dir: Path, capsys: pytest.CaptureFixture[str
     assert (model_dir / "config.json").is_file()
     arguments = ["generate", str(model_dir), "--prompt", "the ", "--max-tokens", "4", "--device", "cpu", "--seed", "3"]
     assert main(arguments) == 0
-    first = capsys.readouterr().out
+    first, said = capsys.readouterr()
     assert first.startswith("the ")
+    assert said == f"reading {model_dir}\n", "no bar for weights that are read in a moment"
     assert main(arguments) == 0
     assert capsys.readouterr().out == first
 
@@ -69,10 +70,15 @@ def test_export_takes_several_folders_but_never_a_full_target(model_dir: Path, r
     assert main(["export", *folders, "--out", str(model_dir)]) == ExitCode.USAGE
 
 
-def test_eval_of_the_export_and_of_its_checkpoints_agree(model_dir: Path, run_dir: Path, tmp_path: Path) -> None:
+def test_eval_of_the_export_and_of_its_checkpoints_agree(
+    model_dir: Path, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = ["--spec", str(run_dir / "swarm.toml"), "--rows", "8", "--device", "cpu"]
     assert main(["eval", str(model_dir), *spec, "--json", str(tmp_path / "a.json")]) == 0
     assert main(["eval", "--checkpoints", str(run_dir / "nodes"), *spec, "--json", str(tmp_path / "b.json")]) == 0
+    parts = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluating")]
+    assert parts[0] == "evaluating the exported model"
+    assert parts[1:] == [f"evaluating the {part}" for part in ("averaged model", "replica path 0", "replica path 1")]
     exported, gathered = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
     assert exported["perplexity"] == pytest.approx(gathered["averaged_perplexity"], rel=1e-5)
     assert 150 < exported["perplexity"] < 400
@@ -105,6 +111,9 @@ def test_checkpoints_of_another_run_are_refused(run_dir: Path, tmp_path: Path) -
         (["eval", "--spec", "swarm.toml"], ExitCode.USAGE),
         (["eval", ".", "--spec", "swarm.toml"], ExitCode.BAD_SPEC),
         (["generate", "."], ExitCode.BAD_MODEL),
+        (["generate", "none"], ExitCode.BAD_MODEL),
+        (["export", "--checkpoints", "none", "--out", "out"], ExitCode.BAD_CHECKPOINT),
+        (["swarm", "new", "--model-config", "none.json"], ExitCode.BAD_SPEC),
     ],
 )
 def test_each_slip_has_its_code(
@@ -112,6 +121,16 @@ def test_each_slip_has_its_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
+
+
+@pytest.mark.parametrize("what", [["none"], ["--checkpoints", "none"]])
+def test_missing_folder_is_said_in_our_own_words(
+    what: list[str], run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *what, "--spec", str(run_dir / "swarm.toml")]) in (ExitCode.BAD_MODEL, ExitCode.BAD_CHECKPOINT)
+    cause, advice = capsys.readouterr().err.splitlines()
+    assert cause == "error: there is no folder none"
+    assert advice.startswith("advice: ")
 
 
 def test_stage_without_a_checkpoint_is_named(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,6 +161,7 @@ def test_swarm_new_says_when_the_run_begins_and_how_to_join(capsys: pytest.Captu
     assert "an outer step every 60 s from 20" in shown
     assert "seats:  2 (2 stages x 1 replicas)" in shown
     assert "--initial-peers ADDRESS" in shown
+    assert "node_up" not in shown, "whoever waits for that word in a log must not find it here"
     assert main([*arguments, "b.toml", "--start-seats", "2"]) == 0
     assert "6 of them, once 2 seats are taken" in capsys.readouterr().out
     assert main([*arguments, "c.toml", "--interval", "60"]) == ExitCode.USAGE
@@ -193,6 +194,32 @@ def test_identity_never_replaces_a_key_nor_accepts_garbage(tmp_path: Path, capsy
     assert main(["identity", "export", "other.key"]) == 0
     assert main(["identity", "import", "other.key"]) == ExitCode.BAD_IDENTITY
     assert (tmp_path / "data/identity.key").read_bytes() == key
+
+
+# --- commands that we print -----------------------------------------------------------------------
+
+
+def test_printed_commands_name_the_program_as_it_was_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from noloco_node.cli.program import pasteable
+
+    advice = "begin one: noloco-node swarm new; noloco-node is at /opt/noloco-node x"
+    script = tmp_path / "bin/noloco-node"
+    script.parent.mkdir()
+    script.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(script), "run"])
+    monkeypatch.setenv("PATH", "")
+    assert pasteable(advice).startswith(f"begin one: {script} swarm new; ")
+    assert pasteable(advice).endswith("/opt/noloco-node x")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert pasteable(advice) == advice
+    monkeypatch.setattr(sys, "argv", ["/somewhere/noloco_node/__main__.py"])
+    assert pasteable("noloco-node run") == f"{sys.executable} -m noloco_node run"
+
+
+def test_advice_of_a_fault_can_be_pasted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [".venv/bin/noloco-node"])
+    assert main(["generate", "none"]) == ExitCode.BAD_MODEL
+    assert "advice: export one first: .venv/bin/noloco-node export --checkpoints" in capsys.readouterr().err
 
 
 # --- status ---------------------------------------------------------------------------------------
@@ -247,6 +274,18 @@ def test_status_finds_url_and_address_in_the_data_directory(
     assert main(["status", "--data-dir", str(tmp_path), "--address"]) == 0
     assert capsys.readouterr().out == "/ip4/a\n"
     assert main(["status", "--address"]) == ExitCode.USAGE
+
+
+def test_status_waits_for_a_node_that_is_not_up_yet(
+    node_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = json.dumps({"pid": 1, "url": node_url, "addresses": ["/ip4/a"]})
+    up = threading.Timer(0.3, (tmp_path / "node.json").write_text, (about,))
+    up.start()
+    assert main(["status", "--data-dir", str(tmp_path), "--address", "--wait", "30"]) == 0
+    assert capsys.readouterr().out == "/ip4/a\n"
+    up.join()
+    assert main(["status", "--data-dir", str(tmp_path / "none"), "--wait", "0.1"]) == ExitCode.SWARM_UNREACHABLE
 
 
 def test_health_check_is_silent_and_finds_the_port_in_the_environment(
@@ -310,3 +349,11 @@ def test_every_field_of_the_node_config_is_a_flag_that_outranks_its_variable(mon
     assert config.listen == ("/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/2")
     flags = {name for parameter in run.params for name in parameter.opts}
     assert {"--" + name.replace("_", "-") for name in NodeConfig.model_fields} <= flags
+
+
+def test_empty_first_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `--initial-peers "$PEER"` is when the first node was not up yet."""
+    assert main(["run", "--spec", "none.toml", "--initial-peers", ""]) == ExitCode.BAD_CONFIG
+    cause, advice = capsys.readouterr().err.splitlines()
+    assert "the first node is not up yet?" in cause
+    assert "status --data-dir DIR --address --wait" in advice

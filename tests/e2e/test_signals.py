@@ -3,6 +3,7 @@
 One swarm of two replicas for all tests, in the order of the file: 0.0 stays, 0.1 comes and goes.
 """
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from node_swarm import STATUS_MAX_S, Watched, catches, tiny_spec, wait_until, watched_swarm
+from node_swarm import STATUS_MAX_S, Watched, catches, is_running, tiny_spec, wait_until, watched_swarm
 
 from noloco_node.cli.local_swarm import LocalNode
+from noloco_node.core.limits import STOP_GRACE_S
 from noloco_node.core.types import Admit, Outcome, Phase, Seat, SeatRecord, SeatState
 from noloco_node.discovery.dht import SwarmDiscovery
 from noloco_node.discovery.settings import DiscoverySettings, ReachSettings
@@ -68,11 +70,21 @@ def records_of(pair: Watched, seat: Seat) -> list[SeatRecord]:
     return uvloop.run(read())
 
 
-def test_stop_while_training_saves_says_goodbye_and_the_partner_goes_on_alone(pair: Watched) -> None:
+def type_ctrl_c(pair: Watched, node: LocalNode) -> int:
+    """What a terminal does: SIGINT to the whole foreground process group, of which the node is the first."""
+    pair.note_processes()
+    os.killpg(node.process.pid, signal.SIGINT)
+    return node.process.wait(STOP_GRACE_S + 2.0)
+
+
+def test_ctrl_c_while_training_saves_says_goodbye_and_the_partner_goes_on_alone(pair: Watched) -> None:
     stays, comes = pair.node(0, 0), pair.node(0, 1)
     wait_for_pairing(pair, comes)
     pair.wait_for_status(comes, lambda s: s["phase"] == Phase.TRAINING and s["inner_step"] > 2, "is in a phase")
-    assert pair.stop(comes, signal.SIGTERM) == ExitCode.OK
+    children = pair.children[comes.process.pid]
+    assert type_ctrl_c(pair, comes) == ExitCode.OK
+    assert not any(map(is_running, children))
+    assert not pair.log(COMES, "libp2p_daemon_down"), "the goodbye goes through it"
     (farewell,) = [record for record in records_of(pair, COMES) if record.peer == comes.status["peer"]]
     assert farewell.state is SeatState.LEAVING
     found = pair.newest_checkpoint(COMES)
