@@ -85,12 +85,14 @@ class StateLane:
         return host.trainer
 
     def _loaded(self, state: LoadedState, source: str, data_next: int | None = None) -> None:
+        """Of another's state the promises of the stage's seats are ours to pass on, its closed step is not ours."""
+        is_own = source == "checkpoint"
         event = ev.StateLoaded(
             state.outer_step,
             state.inner_step,
             state.data_next if data_next is None else data_next,
             source,
-            closed_step_notes.recalled(state.notes),
+            closed_step_notes.recalled(state.notes) if is_own else None,
             promise_notes.recalled(state.notes),
             state.drawn_again,
         )

@@ -96,8 +96,8 @@ class StageTrainer:
         """Slow weights and momentum of another replica of the stage; the fast weights become the slow ones.
 
         The file is a stranger's: nothing of it is used before all of it was looked at, and where it stood in the data
-        is not heard at all. `data_next` is 0. Adam starts afresh, unless the node is set to take the donor's moments.
-        Raises BadCheckpoint, whatever is wrong.
+        is not heard at all: `data_next` is 0; the notes are handed on as they are, hearsay. Adam starts afresh, unless
+        the node is set to take the donor's moments. Raises BadCheckpoint, whatever is wrong.
         """
         parts = checkpoint.GIVEN[self._place.fetched_parts]
         try:
@@ -110,7 +110,7 @@ class StageTrainer:
         _copy(tensors["momentum"], self.outer.momentum())
         if "exp_avg" in tensors:
             self.optimizer.load_moments({name: tensors[name] for name in checkpoint.MOMENT_PARTS}, meta.adam_steps)
-        return LoadedState(meta.outer_step, 0, 0)
+        return LoadedState(meta.outer_step, 0, 0, meta.notes)
 
     def save_checkpoint(
         self, *, outer_step: int, inner_step: int, data_next: int, notes: dict[str, Any]

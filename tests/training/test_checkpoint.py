@@ -159,8 +159,10 @@ def test_newcomer_does_not_hear_where_the_donor_stood_in_the_data(make_trainer):
     path = save(trainer, 1, data_next=1 << 40)
     resumed: list[object] = []
     trainer.reader.resume = resumed.append
-    assert trainer.load_state_file(path).data_next == 0
+    loaded = trainer.load_state_file(path)
+    assert loaded.data_next == 0
     assert resumed == []
+    assert loaded.notes["torch"]  # hearsay, for whoever knows what to make of it
 
 
 def _names(named: dict[str, torch.Tensor], part: str) -> list[str]:
