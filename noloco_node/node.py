@@ -21,9 +21,9 @@ from noloco_node.config.company import company_of
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import events as ev
+from noloco_node.core.claiming import Claiming
 from noloco_node.core.effects import Leave
 from noloco_node.core.machine import Machine
-from noloco_node.core.membership import Claiming
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
 from noloco_node.discovery.identity import load_or_create_identity

@@ -16,42 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core import seed as draws
+from noloco_node.core.claiming import ANSWERED_CALLS, OCCUPYING, SEATED, Claiming
 from noloco_node.core.effects import Effect
 from noloco_node.core.events import Event
+from noloco_node.core.kept_offers import KeptOffers
+from noloco_node.core.neighbours import neighbours
 from noloco_node.core.seat_search import SeatSearch, SeatTable
 from noloco_node.core.seats import Roster
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState, Settings
 from noloco_node.errors import ExitCode
-
-
-class Claiming(StrEnum):
-    """Where a claim stands. Named after what is waited for."""
-
-    IDLE = "idle"  # not started
-    LOOKING = "looking"  # for a vacant seat
-    PAUSING = "pausing"  # a drawn share of lease_s / 4, so that newcomers do not claim at once
-    CHECKING = "checking"  # that the seat is still vacant
-    PUBLISHING = "publishing"  # our `joining` record
-    SETTLING = "settling"  # settle_s, for rivals to show up
-    CONFIRMING = "confirming"  # that no better claim did
-    HOLDING = "holding"
-    RECHECKING = "rechecking"  # nobody took our record for lease_s: is the seat still ours to have?
-    RECLAIMING = "reclaiming"  # it is free: a new claim of it
-    SPARE = "spare"  # no seat for us now
-    LEFT = "left"
-
-
-ANSWERED_CALLS = (ev.HopAdmitted, ev.HopRefused, ev.GradientArrived, ev.OfferAnswered, ev.PeerAnswered)
-"""Answers to our calls: the peer took the record that the call carried."""
-
-_SEATED = (Claiming.HOLDING, Claiming.RECHECKING, Claiming.RECLAIMING)
-_OCCUPYING = (Claiming.SETTLING, Claiming.CONFIRMING, *_SEATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +68,7 @@ class Membership:
         self._spare_allowed = spare_allowed
         self._table = SeatTable(settings, peer)
         self._seats = SeatSearch(settings, peer, incarnation, wanted, self._table, self.roster, stages)
-        self._kept: dict[Seat, int] = {}  # local checkpoints
+        self._kept = KeptOffers(self.roster)
         self._step = Claiming.IDLE
         self._alone = False  # no initial peers: nobody need confirm anything
         self._target: Seat | None = None
@@ -111,7 +89,7 @@ class Membership:
     @property
     def is_holder(self) -> bool:
         """The seat is ours as far as we know; stays true while a lapsed lease is being rechecked."""
-        return self._step in _SEATED
+        return self._step in SEATED
 
     @property
     def seat(self) -> Seat | None:
@@ -144,8 +122,8 @@ class Membership:
 
     def keep(self, kept: Mapping[Seat, int]) -> None:
         """The local checkpoints, by seat: they are offered to others while nobody works at their stage."""
-        self._kept = dict(kept)
-        self._seats.kept = tuple(sorted(kept, key=lambda seat: -kept[seat]))[: limits.KEPT_ANNOUNCED_MAX]
+        self._kept.keep(kept)
+        self._seats.kept = self._kept.seats
 
     def watch(self, seats: Iterable[Seat]) -> None:
         """Seats that the parent's draws name: read at each renewal, at most half of a sweep of them."""
@@ -161,6 +139,13 @@ class Membership:
         self._deadline = now + self._settings.renew_s
         renewal = self._announcement(self._progress.state, self.claim)
         return [renewal, *(self._sweep(now) if now >= self._swept_s + self._settings.renew_s else ())]
+
+    def show(self, seat: Seat, now: float) -> list[Effect]:
+        """The DHT did not take the record of `seat`: neighbours that know one another renew their leases by calls."""
+        if seat != self.seat or math.isinf(self.confirmed_until):
+            return []
+        peers = neighbours(self._settings.seed, self._peer, seat, self.roster.records(now), int(now))
+        return [do.ShowRecord(peers)] if peers else []
 
     def leave(self, now: float) -> list[Effect]:
         """Give the seat up for good: the last record says `leaving`."""
@@ -202,7 +187,7 @@ class Membership:
 
     def _is_our_double(self, record: SeatRecord) -> bool:
         """Newer than our own record, by our key, in our seat, and not from us."""
-        ours = record.peer == self._peer and record.seat == self._target and self._step in _OCCUPYING
+        ours = record.peer == self._peer and record.seat == self._target and self._step in OCCUPYING
         return ours and record.incarnation != self._incarnation and record.state is not SeatState.LEAVING
 
     def _note_answer(self, event: Event, now: float) -> None:
@@ -222,7 +207,7 @@ class Membership:
         record = event.record
         self.roster.learn(record, event.lives_s, now)
         current = record.seat == self._target and record.state is not SeatState.LEAVING
-        if not current or self._step not in (Claiming.PUBLISHING, *_SEATED):
+        if not current or self._step not in (Claiming.PUBLISHING, *SEATED):
             return []
         self._record = record
         if event.confirmed:
@@ -270,19 +255,7 @@ class Membership:
             self._wait(Claiming.LEFT, math.inf)
             return [do.Leave("the seat is taken", int(ExitCode.NO_SEAT))]
         self._wait(Claiming.SPARE, min(now + self._settings.renew_s, self._seats.free_at(now)))
-        return self._offer_kept(now)
-
-    def _offer_kept(self, now: float) -> list[Effect]:
-        """Checkpoints of dead stages that we do not sit in: without them such a stage could not be taken up again."""
-        return [
-            do.AnnounceCheckpoint(seat, self._kept[seat], self.roster.data_next(seat))
-            for seat in self._seats.kept
-            if seat != self._target and self._kept[seat] >= 1 and not self._is_at_work(seat.stage, now)
-        ]
-
-    def _is_at_work(self, stage: int, now: float) -> bool:
-        active = self.roster.stage_active(stage, now)
-        return any(record.checkpoint_step >= 1 for record in active)
+        return self._kept.due(self._target, now)
 
     def _check(self, now: float) -> list[Effect]:
         return self._read(self._own_seat, Claiming.CHECKING, now)
@@ -315,7 +288,7 @@ class Membership:
     def _renew(self, now: float) -> list[Effect]:
         if now >= self.confirmed_until:
             return self._recheck(now)
-        return [*self.publish_now(now), *self._offer_kept(now)]
+        return [*self.publish_now(now), *self._kept.due(self._target, now)]
 
     def _sweep(self, now: float) -> list[Effect]:
         self._swept_s = now
@@ -341,7 +314,7 @@ class Membership:
         return all(self.roster.claimable(seat, now, apart_from=self._peer) for seat in self._own_seat)
 
     def _yield_if_outranked(self, now: float) -> list[Effect]:
-        if self._step not in _OCCUPYING or self._record is None:
+        if self._step not in OCCUPYING or self._record is None:
             return []
         return self._give_up(now) if self.roster.outranked(self._record, now) else []
 

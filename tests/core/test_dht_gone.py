@@ -11,7 +11,7 @@ from virtual_swarm import VirtualNode, VirtualSwarm
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.membership import Claiming
+from noloco_node.core.claiming import Claiming
 from noloco_node.core.types import Clock, Outcome, Phase, Settings
 
 INTERVAL_S = 300.0  # far longer than a lease: no call of the exchange confirms one in time

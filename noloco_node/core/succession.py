@@ -1,0 +1,27 @@
+"""What holders of a stage-0 seat hand down: where in its data a successor begins (DESIGN section 4).
+
+Owns the choice between what our own checkpoint, the seat's records and a donor say. Must not know how they came.
+"""
+
+from __future__ import annotations
+
+from noloco_node.core.events import StateLoaded
+from noloco_node.core.seats import Roster
+from noloco_node.core.types import PeerId, Seat
+
+
+def first_number(roster: Roster, seat: Seat, loaded: StateLoaded, own: PeerId) -> int:
+    """A successor begins where the last holder promised; our own checkpoint knows the exact number."""
+    for replica, data_next in loaded.promised:
+        roster.note_promise(Seat(seat.stage, replica), data_next)
+    if seat.stage != 0:
+        return loaded.data_next
+    if loaded.source == "checkpoint":
+        return max(loaded.data_next, roster.data_next(seat, apart_from=own))
+    roster.note_promise(seat, loaded.data_next)
+    return roster.data_next(seat)
+
+
+def promises_of_others(roster: Roster, seat: Seat | None, own: PeerId) -> tuple[tuple[int, int], ...]:
+    """(replica, data_next) of stage 0, for a checkpoint. Ours is known exactly."""
+    return tuple(roster.promises(0, apart_from=own).items()) if seat is not None and seat.stage == 0 else ()
