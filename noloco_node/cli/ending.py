@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
+from typing import NoReturn
 
 import click
 
@@ -36,6 +39,15 @@ def end_of(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process of a node whose life is over, everything of it closed. The interpreter's own end is not waited
+    for: threads of native libraries can hang in it for ever, where no Python thread could end the process any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def _say(kind: str, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from noloco_node.cli.ending import end_of, leave
 from noloco_node.cli.node_options import node_config, node_options
 from noloco_node.errors import ExitCode
 
@@ -35,7 +36,11 @@ def run(**options: Any) -> int:
 
     from noloco_node.node import Node
 
-    return uvloop.run(Node(config, spec).run())
+    try:
+        code = uvloop.run(Node(config, spec).run())
+    except Exception as error:  # noqa: BLE001 - the process's own border, as in `cli.main`
+        code = end_of(error, debug=click.get_current_context().obj["debug"])
+    leave(code)
 
 
 def _end_quietly_while_starting() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 AT_WORK = ("training", "exchanging")
-GETTING_READY_S = 120.0  # joining or syncing: longer than this is a hang as well, unless it is a spare
+GETTING_READY_S = 240.0  # to be up and have weights: longer is a hang as well, unless it is a spare
 SPARE = "spare"
 
 
