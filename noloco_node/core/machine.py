@@ -8,26 +8,25 @@ in the simulator.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
-from noloco_node.core import limits
-from noloco_node.core import seed as draws
+from noloco_node.core.claiming import Claiming
 from noloco_node.core.data_promise import DataPromise
 from noloco_node.core.device_plan import DevicePlan
 from noloco_node.core.effects import Effect
 from noloco_node.core.exchange_desk import ExchangeDesk
-from noloco_node.core.exchange_table import ExchangeState
+from noloco_node.core.farewell import FINISHED, Farewell
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
-from noloco_node.core.membership import Claiming, Membership
+from noloco_node.core.membership import Membership
 from noloco_node.core.outer_clock import OuterClock
 from noloco_node.core.standing import Standing
 from noloco_node.core.state_choice import StateChoice
+from noloco_node.core.succession import first_number, promises_of_others
 from noloco_node.core.types import (
     MicroBatchId,
     OfferAnswer,
@@ -38,19 +37,7 @@ from noloco_node.core.types import (
     SeatState,
     Settings,
 )
-
-PUBLISH_WAIT_S = 3.0  # how long the last record may take
-FINISHED = "finished"  # the run is over; any other reason to end is a stop
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a node has while it holds a seat with weights in place."""
-
-    flow: MicroBatchFlow
-    desk: ExchangeDesk
-    plan: DevicePlan
-    promise: DataPromise
+from noloco_node.core.work import Work
 
 
 @dataclass(slots=True)
@@ -76,9 +63,7 @@ class Machine:
     standing: Standing = field(init=False)
     _has_initial_peers: bool = False
     _checkpoint_step: int = 0
-    _ending: str = ""  # FINISHED or the reason of a stop
-    _ending_since_s: float = 0.0
-    _said_goodbye_s: float | None = None
+    _farewell: Farewell = field(default_factory=Farewell)
     _sync_asked: bool = False
     _is_phase_begun: bool = False
     _is_announced: bool = False  # our `active` record is signed and stored
@@ -126,35 +111,26 @@ class Machine:
         if handler is not None:
             out += handler(self, event)
         out += self._settle()
-        if self.work is not None and not self._has_left and (self._ending or not self.standing.is_unsure):
-            out += self.work.plan.next(now, stopping=self._is_stopping)
+        if (
+            self.work is not None
+            and not self._has_left
+            and (self._farewell.is_under_way or not self.standing.is_unsure)
+        ):
+            out += self.work.plan.next(now, stopping=self._farewell.is_stop)
         return out
 
     def next_deadline(self) -> float | None:
         """When `TimePassed` is due, monotonic seconds."""
         times = [self.membership.next_deadline(self._now)]
         if self.work is not None:
-            times += self._work_deadlines(self.work)
-        if self._ending or self.phase is Phase.SYNCING:
+            times += [*self.work.deadlines(self._now), self.standing.next_deadline]
+            if not self._farewell.is_under_way:
+                times.append(self.clock.due_after(self._now))  # one that is held back is woken by its end
+            if self.waits_for or self.work.flow.gate.is_starved(self._now):
+                times.append(self._now + LOOK_AGAIN_S)
+        if self._farewell.is_under_way or self.phase is Phase.SYNCING:
             times.append(self._now + LOOK_AGAIN_S)
         return min((max(time, self._now) for time in times if time is not None), default=None)
-
-    def _work_deadlines(self, work: Work) -> list[float | None]:
-        gate = work.flow.gate
-        times = [
-            work.flow.next_deadline(self._now),
-            work.desk.next_deadline(self._now),
-            work.promise.next_deadline(self._now),
-        ]
-        times.append(self.standing.next_deadline)
-        due_s = self.clock.due_s
-        if not self._ending and due_s is not None and due_s > self._now:  # one that is held back is woken by its end
-            times.append(due_s)
-        if self.waits_for or gate.is_starved(self._now):
-            times.append(self._now + LOOK_AGAIN_S)
-        elif gate.is_empty and gate.starves_at_s > self._now:
-            times.append(gate.starves_at_s)
-        return times
 
     def view(self, seat: Seat) -> PeerId | None:
         """The peer that holds `seat` and works there, as far as this node knows."""
@@ -163,10 +139,9 @@ class Machine:
 
     def admits(self, micro_batch: MicroBatchId, on_the_way: int, now: float) -> bool:
         """Whether a hop announced now would be admitted: else BUSY is said before its activation is sent."""
-        if self.work is None or self._is_stopping or self._has_left:
+        if self.work is None or self._farewell.is_stop or self._has_left:
             return False
-        blocked = self.work.desk.blocks_training(now)
-        return self.work.flow.admits(micro_batch, blocked=blocked, on_the_way=on_the_way)
+        return self.work.admits(micro_batch, on_the_way, now)
 
     # --- what others see --------------------------------------------------------------------------
 
@@ -203,12 +178,20 @@ class Machine:
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
         self.states.loaded()
         self.standing.loaded(event.outer_step)
-        flow = MicroBatchFlow(self.settings, seat, data_next=self._first_number(seat, event))
+        roster = self.membership.roster
+        flow = MicroBatchFlow(self.settings, seat, data_next=first_number(roster, seat, event, self.peer))
         flow.accounts.drawn_again = event.drawn_again
         desk = ExchangeDesk(self.settings, seat, self.incarnation)
         if event.last is not None and event.last.outer_step < event.outer_step:
             desk.recall(event.last)
-        plan = DevicePlan(self.settings, self.clock, flow, desk, self._is_left_over, self._promises)
+        plan = DevicePlan(
+            self.settings,
+            self.clock,
+            flow,
+            desk,
+            self._is_left_over,
+            lambda: promises_of_others(roster, self.membership.seat, self.peer),
+        )
         self.work = Work(flow, desk, plan, DataPromise(flow.data_next, self.settings.renew_s, self._now))
         self.phase = Phase.TRAINING
         around = [*self.lookout.replicas_of(seat.stage + 1), *self.lookout.replicas_of(seat.stage)]
@@ -218,24 +201,6 @@ class Machine:
         desk.expect_phase(self.outer_step)
         self._is_phase_begun = self._is_announced = False
         return self._publish_now(self.work)
-
-    def _first_number(self, seat: Seat, event: ev.StateLoaded) -> int:
-        """Stage 0: a successor begins where the last holder promised; our own checkpoint knows the exact number."""
-        roster = self.membership.roster
-        for replica, data_next in event.promised:
-            roster.note_promise(Seat(seat.stage, replica), data_next)
-        if seat.stage != 0:
-            return event.data_next
-        if event.source == "checkpoint":
-            return max(event.data_next, roster.data_next(seat, apart_from=self.peer))
-        roster.note_promise(seat, event.data_next)
-        return roster.data_next(seat)
-
-    def _promises(self) -> tuple[tuple[int, int], ...]:
-        """What others promised of the seats of stage 0, for their successors. Ours is known exactly."""
-        seat = self.membership.seat
-        promises = self.membership.roster.promises(0, apart_from=self.peer)
-        return tuple(promises.items()) if seat is not None and seat.stage == 0 else ()
 
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one that failed."""
@@ -295,31 +260,9 @@ class Machine:
     # --- micro-batches ----------------------------------------------------------------------------
 
     def _on_micro_batch_event(self, event: Any) -> list[Effect]:
-        work = self.work
-        if work is None:
+        if self.work is None:
             return [do.AnswerBusy(event.call)] if isinstance(event, ev.MicroBatchArrived) else []
-        flow = work.flow
-        match event:
-            case ev.MicroBatchDrawn():
-                return flow.drawn(event, self._now)
-            case ev.MicroBatchArrived() if self._is_stopping:
-                return flow.refuse(event)
-            case ev.MicroBatchArrived():
-                return flow.arrived(event, self._now, blocked=work.desk.blocks_training(self._now))
-            case ev.CallerLost():
-                return flow.caller_lost(event)
-            case ev.ForwardDone():
-                work.plan.done()
-                return flow.forward_done(event, self.view, self._now)
-            case ev.HopAdmitted():
-                return flow.hop_admitted(event, self._now)
-            case ev.HopRefused() | ev.HopBroken():
-                return flow.hop_failed(event, self.view, self._now)
-            case ev.GradientArrived():
-                return flow.gradient_arrived(event)
-            case _:
-                work.plan.done()
-                return flow.backward_done(event, self._now)
+        return self.work.on_micro_batch_event(event, self.view, self._now, stopping=self._farewell.is_stop)
 
     def _on_inner_step_done(self, event: ev.InnerStepDone) -> list[Effect]:
         if self.work is not None:
@@ -386,7 +329,7 @@ class Machine:
         out = self._follow_seat()
         if self.work is not None:
             out += self._follow_work(self.work)
-        if self._ending:
+        if self._farewell.is_under_way:
             out += self._wind_up()
         return out
 
@@ -413,7 +356,7 @@ class Machine:
 
     def _follow_work(self, work: Work) -> list[Effect]:
         out = work.flow.time_passed(self.view, self._now)
-        if not self._ending:
+        if not self._farewell.is_under_way:
             out += self._fall_behind(work)
             if self.work is None:
                 return out
@@ -422,7 +365,7 @@ class Machine:
         out += work.flow.hand_back() if blocked else []
         if self.phase in (Phase.TRAINING, Phase.EXCHANGING):
             self.phase = Phase.EXCHANGING if blocked else Phase.TRAINING
-        if self.clock.is_over and not self._ending and not work.plan.is_unsaved and not blocked:
+        if self.clock.is_over and not self._farewell.is_under_way and not work.plan.is_unsaved and not blocked:
             self._end(FINISHED)
         return out
 
@@ -465,22 +408,9 @@ class Machine:
         self._is_announced = record.state is SeatState.ACTIVE
         if work is not None and self._is_announced and work.flow.is_first:
             work.promise.told(record.data_next, work.flow.draw_next, self._now)
-        if record.state is SeatState.LEAVING and self._said_goodbye_s is not None:
+        if record.state is SeatState.LEAVING and self._farewell.is_said:
             return self._leave()
-        return [] if event.confirmed or record.seat != self.membership.seat else self._show_record(record.seat)
-
-    def _show_record(self, seat: Seat) -> list[Effect]:
-        """The DHT is gone: neighbours that know one another renew their leases by calls."""
-        if math.isinf(self.membership.confirmed_until):
-            return []
-        near = [
-            record
-            for record in self.membership.roster.records(self._now)
-            if record.peer != self.peer and abs(record.seat.stage - seat.stage) <= 1
-        ]
-        drawn = {r.peer: draws.key64(self.settings.seed, "show", self.peer, r.peer, int(self._now)) for r in near}
-        peers = sorted(drawn, key=lambda peer: drawn[peer])[: limits.SHOWN_MAX]
-        return [do.ShowRecord(tuple(peers))] if peers else []
+        return [] if event.confirmed else self.membership.show(record.seat, self._now)
 
     def _tell_membership(self) -> None:
         """What the next record says; `data_next` is a promise not to be passed before the renewal after it."""
@@ -496,57 +426,33 @@ class Machine:
     def _has_left(self) -> bool:
         return self.phase is Phase.LEFT
 
-    @property
-    def _is_stopping(self) -> bool:
-        return self._ending not in ("", FINISHED)
-
     def _on_stop(self, event: ev.StopRequested) -> list[Effect]:
-        if not self._is_stopping:
+        if not self._farewell.is_stop:
             self._end(event.reason)
         return []
 
     def _end(self, reason: str) -> None:
-        self._ending, self._ending_since_s = reason, self._now
+        self._farewell.begin(reason, self._now)
         self.phase = Phase.DRAINING
 
     def _wind_up(self) -> list[Effect]:
         """DRAINING: let what is in flight end, save, say goodbye, leave."""
-        if self._said_goodbye_s is not None:
-            return self._leave() if self._now >= self._said_goodbye_s + PUBLISH_WAIT_S else []
+        farewell, work = self._farewell, self.work
+        if farewell.is_said:
+            return self._leave() if farewell.is_overdue(self._now) else []
         out: list[Effect] = []
-        if self.work is not None:
-            out, is_ready = self._drain(self.work) if self._is_stopping else self._serve_on(self.work)
+        if work is not None:
+            effects, is_ready = farewell.wind_up(work, self.lookout, self.settings.lease_s, self._now)
+            out += self._desk(effects)
             if not is_ready:
                 return out
-            out += self.work.flow.abandon()
-        self._said_goodbye_s = self._now
-        return out + (self.membership.leave(self._now) or self._leave())
-
-    def _drain(self, work: Work) -> tuple[list[Effect], bool]:
-        """A stop: the exchange ends (one in doubt hears the verdict if it can), what is begun ends, all is saved."""
-        out: list[Effect] = []
-        overdue = self._now >= self._ending_since_s + limits.DRAIN_S
-        if overdue or work.desk.state is not ExchangeState.DOUBT:
-            out += self._desk(work.desk.stop(self._now))
-        if overdue and work.flow.in_flight:
             out += work.flow.abandon()
-        return out, work.plan.is_saved_for_stop and work.plan.is_idle and not work.flow.in_flight
-
-    def _serve_on(self, work: Work) -> tuple[list[Effect], bool]:
-        """The run is over: later stages compute for others until the stage before is gone, at most a lease long."""
-        waited_s = self._now - self._ending_since_s
-        upstream = work.flow.seat.stage - 1
-        looked = self.lookout.look(self.lookout.replicas_of(upstream), self._now)
-        if waited_s >= self.settings.lease_s:
-            ended = self._desk(work.desk.stop(self._now))
-            return ended, work.plan.is_idle or waited_s >= 2 * self.settings.lease_s
-        if not work.plan.is_idle or work.desk.is_open or work.flow.in_flight or waited_s < limits.LINGER_S:
-            return looked, False
-        return looked, self.lookout.is_vacant(upstream)
+        farewell.said(self._now)
+        return out + (self.membership.leave(self._now) or self._leave())
 
     def _leave(self) -> list[Effect]:
         self.phase = Phase.LEFT
-        return [do.Leave(self._ending)]
+        return [do.Leave(self._farewell.reason)]
 
 
 HANDLERS: dict[type, Callable[[Machine, Any], list[Effect]]] = {

@@ -44,6 +44,10 @@ class OuterClock:
         """On the time clock: when the boundary is due."""
         return None if self._time is None else self._time.due_s(self.outer_step)
 
+    def due_after(self, now: float) -> float | None:
+        """When the boundary is due, if that is still to come."""
+        return self.due_s if self.due_s is not None and self.due_s > now else None
+
     @property
     def is_timed(self) -> bool:
         return self._time is not None

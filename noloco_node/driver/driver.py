@@ -20,7 +20,8 @@ from typing import Any
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.machine import PUBLISH_WAIT_S, Machine
+from noloco_node.core.farewell import PUBLISH_WAIT_S
+from noloco_node.core.machine import Machine
 from noloco_node.core.types import ExchangeMessage, Offer, OfferAnswer, PeerId, Seat, SeatRecord, SeatState
 from noloco_node.driver.barring import departures
 from noloco_node.driver.clock import running_s

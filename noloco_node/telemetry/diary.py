@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
-from noloco_node.core.machine import FINISHED
+from noloco_node.core.farewell import FINISHED
 from noloco_node.telemetry.logs import logger
 
 WAITING_CHECK_S = 3.0
