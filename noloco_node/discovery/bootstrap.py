@@ -76,9 +76,13 @@ class Bootstrap:
             await self._pause(limits.JOIN_CHECK_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, unless a new daemon makes another try worth while at once."""
+        """Sleep, unless a new daemon makes another try worth while at once.
+
+        Not by wait_for: in Python 3.11 it loses a cancellation that comes as the event does.
+        """
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
         self._wake.clear()
 
     async def _join_at_last(self) -> None:

@@ -88,7 +88,8 @@ class Daemon:
         kind = _daemon_kind(self._settings, self._sockets)
         timeout_s = self._settings.start_timeout_s
         try:
-            p2p = await asyncio.wait_for(kind.create(**self._options()), timeout_s + limits.DAEMON_STOP_S)
+            async with asyncio.timeout(timeout_s + limits.DAEMON_STOP_S):
+                p2p = await kind.create(**self._options())
             async with asyncio.timeout(timeout_s):
                 await self._adopt(p2p, DaemonControl(kind.control_path(p2p)))
         except (TimeoutError, P2PDaemonError, OSError, asyncio.IncompleteReadError, PeerLost) as error:
@@ -275,7 +276,8 @@ async def _stop(p2p: P2P | None) -> None:
     if child is None:
         return
     try:
-        await asyncio.wait_for(child.wait(), limits.DAEMON_STOP_S)
+        async with asyncio.timeout(limits.DAEMON_STOP_S):
+            await child.wait()
     except TimeoutError:
         with suppress(ProcessLookupError):
             child.kill()

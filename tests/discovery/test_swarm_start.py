@@ -13,6 +13,7 @@ import pytest
 from conftest import RUN, SEAT, MakeNode, record_of, settings_in, until
 
 from noloco_node.core import limits
+from noloco_node.discovery.bootstrap import Bootstrap
 from noloco_node.discovery.dht import SwarmDiscovery, unix_ms
 from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.discovery.storage import seat_key
@@ -192,3 +193,20 @@ async def test_restarted_bootstrap_peer_is_met_again(make_node: MakeNode, monkey
     seed = await make_node("seed", listen=(seed_listen,))
     assert not seed.peers
     await until(lambda: seed.peers == {b.peer_id, c.peer_id})
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_close_ends_a_pause_in_whatever_turn_of_the_loop_a_new_daemon_ends_it_too(turns: int) -> None:
+    bootstrap = Bootstrap({}, None, None, None)  # type: ignore[arg-type]
+
+    async def pause_for_ever() -> None:
+        while True:
+            await bootstrap._pause(60.0)
+
+    bootstrap._task = asyncio.create_task(pause_for_ever())
+    await asyncio.sleep(0.01)
+    bootstrap.hurry()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await bootstrap.close()
