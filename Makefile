@@ -19,14 +19,18 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "noloco-node needs Python 3.11 or newer; name one with PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' || { echo "this Python has no ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch and the other packages into $(VENV): 1.9 GB (CPU build of torch) to 5.6 GB (CUDA build), some minutes ..."
 	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" "$$(grep '^torch==' requirements.lock)")
 	$(PIP) -r requirements.lock
+	@echo "installing noloco-node itself ..."
 	PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/pip check
+	@echo "$(VENV) is complete; the program is $(BIN)/noloco-node"
 	@touch $@
 
 DEMO_JSON ?= demo/summary.json
 demo: setup
+	@echo "training four nodes on this machine, then evaluating and exporting: some minutes ..."
 	$(BIN)/noloco-node demo --data-dir demo --json $(DEMO_JSON)
 
 JSON ?= chaos/summary.json

@@ -19,6 +19,7 @@ from typing import Any
 import click
 import pytest
 
+from noloco_node.cli import COMMANDS as CLI_COMMANDS
 from noloco_node.cli import group
 from noloco_node.cli.node_options import node_config
 from noloco_node.config.node_config import NodeConfig
@@ -270,12 +271,16 @@ def test_code_map_names_every_part_and_every_file_of_the_core() -> None:
 
 
 def commands_in(document: Path) -> Iterator[str]:
-    """Every line of a shell block, and inline code, that calls the program."""
+    """Every line of a shell block, and inline code, that calls the program; also `eval --spec ...` without its name."""
     text = document.read_text("utf-8")
     for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S):
         for line in block.replace("\\\n", " ").splitlines():
             yield from re.findall(r"noloco-node(?: (?!\|)[^|)#]*)?", line)[:1]
     yield from re.findall(r"`(noloco-node [^`]*)`", text)
+    named = "|".join(CLI_COMMANDS)
+    for words in re.findall(rf"`((?:{named}) [^`\n]*--[^`\n]*)`", text):
+        if not re.search(r"--[a-z-]+$", words):  # else it only names the flag
+            yield f"noloco-node {words}"
 
 
 COMMANDS = sorted({command.strip() for document in DOCUMENTS for command in commands_in(document)})
@@ -307,6 +312,15 @@ def parse(command: click.Command, arguments: list[str]) -> click.Context:
     name, subcommand, rest = command.resolve_command(context, rest)
     assert subcommand is not None, name
     return parse(subcommand, rest)
+
+
+def test_command_without_the_programs_name_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(
+        "`eval --checkpoints a` also measures; `swarm new --name`; `eval` does; `running --fast` is no command"
+    )
+    (command,) = commands_in(tmp_path / "page.md")
+    with pytest.raises(click.MissingParameter, match="spec"):
+        parse(group, shlex.split(command)[1:])
 
 
 def test_readme_shows_how_to_join_by_hand() -> None:
