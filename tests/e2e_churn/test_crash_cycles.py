@@ -11,7 +11,7 @@ from node_swarm import Watched, tiny_spec, watched_swarm
 
 from noloco_node.core.types import Seat
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start the processes
 SEAT = Seat(0, 0)
 CYCLES = 5
 

@@ -21,7 +21,8 @@ from noloco_node.cli.local_swarm import LocalNode, end_with_parent
 from noloco_node.core import limits
 from noloco_node.core.types import Admit, Clock, Outcome, Phase, Seat
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start the processes
+START_MAX_S = 240.0
 FIRST, SECOND = Seat(0, 0), Seat(0, 1)
 INTERVAL_S, LEASE_S, RENEW_S = 4.0, 9.0, 3.0
 TIMING = {"lease_s": LEASE_S, "renew_s": RENEW_S, "settle_s": 0.5, "skew_max_s": 1.0, "grace_s": 3.0}
@@ -54,6 +55,7 @@ class Story:
         )
         node = self.nodes[name] = LocalNode(SECOND, place, process, log)
         swarm.nodes.append(node)
+        wait_until(lambda: bool(node.info), START_MAX_S, f"{name} is up", node.last_words)
         self.watched.note_processes()
         return node
 
