@@ -2,10 +2,11 @@
 # The node in a box. Two stages: the first builds a virtual environment, the second holds nothing else.
 #
 #   docker build -t noloco-node .
-#   docker run --gpus all --stop-timeout 30 -p 31337:31337 \
+#   docker run --init --gpus all --stop-timeout 30 -p 31337:31337 \
 #       -v noloco:/data -v ./swarm.toml:/etc/noloco/swarm.toml:ro noloco-node
 #
-# A stop saves a checkpoint first, within 20 s; without --stop-timeout Docker kills after 10 s.
+# A stop saves a checkpoint first, within 20 s; without --stop-timeout Docker kills after 10 s. Without --init a stop in
+# the very first second is not heard: the kernel keeps signals from process 1 until it has asked for them.
 #
 # BASE_IMAGE: any Debian or Ubuntu image with Python 3.11 or newer in its package index; the CUDA runtime by default.
 # TORCH_INDEX: the package index of the torch build (empty: the default index, which has the CUDA build).
@@ -35,7 +36,8 @@ LABEL org.opencontainers.image.title="noloco-node" \
     org.opencontainers.image.licenses="Apache-2.0"
 RUN groupadd --gid 10001 noloco \
     && useradd --uid 10001 --gid noloco --no-create-home --home-dir /data --shell /usr/sbin/nologin noloco \
-    && install -d -o noloco -g noloco -m 0700 /data && install -d /etc/noloco
+    && install -d -o noloco -g noloco -m 0700 /data && install -d /etc/noloco \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
 COPY --from=build /opt/noloco /opt/noloco
 COPY LICENSE /usr/share/doc/noloco-node/LICENSE
 ENV PATH=/opt/noloco/bin:$PATH \

@@ -6,6 +6,7 @@
 #   DEBIAN_SUITE, DEBIAN_MIRROR   for debootstrap (default: bookworm, its own mirror)
 #   TORCH_INDEX                   package index of the torch build
 #   BUILD_VOLUMES                 "host:container:ro ...", mounted while building only: pip.conf, wheels, certificates
+#                                 (the image keeps their mount points, as empty files and folders)
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

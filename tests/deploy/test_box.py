@@ -46,10 +46,14 @@ def test_image_stops_by_sigterm_and_runs_as_no_root() -> None:
     assert DOCKERFILE.rindex("USER") > DOCKERFILE.rindex("RUN")
 
 
-def test_the_documented_run_leaves_a_stop_its_grace_time() -> None:
-    found = re.search(r"^#   docker run .*--stop-timeout (\d+)", DOCKERFILE, re.MULTILINE)
+def test_the_documented_run_hears_a_stop_at_once_and_leaves_it_its_grace_time() -> None:
+    found = re.search(r"^#   docker run --init .*--stop-timeout (\d+)", DOCKERFILE, re.MULTILINE)
     assert found
     assert int(found[1]) > limits.STOP_GRACE_S
+
+
+def test_no_program_of_the_image_gives_its_user_more_rights() -> None:
+    assert "find / -xdev -type f -perm /6000 -exec chmod ug-s {} +" in instruction("RUN")
 
 
 def test_image_is_built_in_stages_from_a_base_that_can_be_given() -> None:
@@ -92,7 +96,7 @@ def test_composed_node_reads_its_variables(name: str, monkeypatch: pytest.Monkey
 def test_composed_node_has_time_to_stop_a_key_of_its_own_and_few_rights(name: str) -> None:
     service = COMPOSE["services"][name]
     assert int(service["stop_grace_period"].removesuffix("s")) > limits.STOP_GRACE_S
-    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert (service["read_only"], service["cap_drop"], service["init"]) == (True, ["ALL"], True)
     assert f"{name}-data:/data" in service["volumes"]
 
 
