@@ -21,12 +21,12 @@ def run(**options: Any) -> int:
 
     Ctrl-C or SIGTERM saves a checkpoint, says goodbye and ends with code 0; a second one ends at once.
     """
+    _end_quietly_while_starting()  # first of all: as process 1 of a container a signal nobody handles is lost
     config = node_config(options)
     from noloco_node.cli.preflight import check_start
     from noloco_node.config.spec_file import load_run_spec
     from noloco_node.telemetry.logs import open_log
 
-    _end_quietly_while_starting()
     spec = load_run_spec(config.spec)
     open_log(config.log_format, config.log_level)
     check_start(config, spec)
