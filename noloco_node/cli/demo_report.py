@@ -14,10 +14,10 @@ from noloco_node.core.types import Seat
 
 Line = dict[str, Any]
 STROKES: tuple[dict[str, Any], ...] = (
-    {"linestyle": "-", "linewidth": 3.0, "marker": "o", "markersize": 8.0},
+    {"linestyle": "-", "linewidth": 4.0, "marker": "o", "markersize": 8.0},
     {"linestyle": "--", "linewidth": 1.5, "marker": "o", "markersize": 4.0},
-    {"linestyle": ":", "linewidth": 1.5, "marker": "x"},
-    {"linestyle": "-.", "linewidth": 1.5, "marker": "+"},
+    {"linestyle": "-", "linewidth": 4.0, "marker": "s", "markersize": 8.0},
+    {"linestyle": "--", "linewidth": 1.5, "marker": "s", "markersize": 4.0},
 )
 """Partners measure the same spread: thin broken lines upon broad ones, so that both are seen."""
 

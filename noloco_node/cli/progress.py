@@ -39,7 +39,7 @@ def measuring() -> Iterator[Watch]:
 
         def watch(part: str, done: int, total: int) -> None:
             if part not in bars:
-                bars[part] = progress.add_task(f"evaluating the {part}")
+                bars[part] = progress.add_task(f"evaluating {part}")
             progress.update(bars[part], completed=done, total=total)
 
         yield watch
@@ -47,4 +47,4 @@ def measuring() -> Iterator[Watch]:
 
 def _one_line_a_part(part: str, done: int, total: int) -> None:
     if done == 0:
-        say(f"evaluating the {part}")
+        say(f"evaluating {part}")

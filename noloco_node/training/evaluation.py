@@ -69,7 +69,7 @@ def evaluate_checkpoints(
     def measured(part: str, weights: Iterable[dict[str, Tensor]]) -> Perplexity:
         return perplexity(whole_model(found.meta.model, weights, device), rows, part, watch)
 
-    average = measured("averaged model", average_stages(found))
+    average = measured("the averaged model", average_stages(found))
     replicas = sorted({seat.replica for seat in found.files})
     single = {
         replica: measured(f"replica path {replica}", map(slow_weights, found.path_of(replica))) for replica in replicas
@@ -91,7 +91,8 @@ def evaluate_exported(
     except (OSError, ValueError) as error:
         raise BadModel(f"{model_dir} holds no readable config.json", "name an exported model directory") from error
     weights = [load_file(path) for path in sorted(model_dir.glob("*.safetensors"))]
-    return perplexity(whole_model(model, weights, device), held_out_rows(settings, rows_max), "exported model", watch)
+    rows = held_out_rows(settings, rows_max)
+    return perplexity(whole_model(model, weights, device), rows, "the exported model", watch)
 
 
 def evaluate_initial(
@@ -101,7 +102,7 @@ def evaluate_initial(
     stage = cut_stage(model_config(settings.model), 1, 0)
     stage.materialise(resolve_device(device))
     draw_weights(stage, settings.seed)
-    return perplexity(stage, held_out_rows(settings, rows_max), "untrained model", watch)
+    return perplexity(stage, held_out_rows(settings, rows_max), "the untrained model", watch)
 
 
 @torch.no_grad()

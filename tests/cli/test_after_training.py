@@ -78,7 +78,7 @@ def test_eval_of_the_export_and_of_its_checkpoints_agree(
     assert main(["eval", "--checkpoints", str(run_dir / "nodes"), *spec, "--json", str(tmp_path / "b.json")]) == 0
     parts = [line for line in capsys.readouterr().err.splitlines() if line.startswith("evaluating")]
     assert parts[0] == "evaluating the exported model"
-    assert parts[1:] == [f"evaluating the {part}" for part in ("averaged model", "replica path 0", "replica path 1")]
+    assert parts[1:] == [f"evaluating {part}" for part in ("the averaged model", "replica path 0", "replica path 1")]
     exported, gathered = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
     assert exported["perplexity"] == pytest.approx(gathered["averaged_perplexity"], rel=1e-5)
     assert 150 < exported["perplexity"] < 400

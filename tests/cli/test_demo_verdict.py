@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from noloco_node.cli import demo as demo_module
-from noloco_node.cli.demo_report import Histories
+from noloco_node.cli.demo_report import Histories, plot
 from noloco_node.cli.local_swarm import STALL_S, wait_for_end
 from noloco_node.core.types import Seat
 from noloco_node.errors import NolocoError, TargetMissed
@@ -92,6 +92,22 @@ def test_spread_is_nowhere_called_the_distance_of_the_slow_weights() -> None:
 
 
 SHOWN = {".py", ".md", ".json"}
+
+
+def test_partners_equal_curves_are_both_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    spreads = [{"kind": "spread", "outer_step": step, "spread": 0.1} for step in range(3)]
+    plot(Histories({Seat(0, replica): spreads for replica in range(2)}), tmp_path / "training.png")
+    axes = pyplot.gcf().axes[1]
+    below, above = axes.get_lines()
+    assert below.get_linewidth() > above.get_linewidth()
+    assert (below.get_linestyle(), above.get_linestyle()) == ("-", "--")
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 # --- a swarm that hangs ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ def test_two_nodes_train_what_swarm_new_wrote(tmp_path: Path, clock: list[str]) 
     subprocess.run([*PROGRAM, *new], cwd=tmp_path, env=environment(), check=True, timeout=60)
     spec = tmp_path / "swarm.toml"
     with RunningNode(spec, tmp_path / "a") as first:
-        asked = [*PROGRAM, "status", "--data-dir", str(first.until_up().data_dir), "--address"]
+        asked = [*PROGRAM, "status", "--data-dir", str(first.data_dir), "--address", "--wait", "120"]
         address = subprocess.run(asked, capture_output=True, text=True, env=environment(), check=True).stdout.strip()
         with RunningNode(spec, tmp_path / "b", ("--initial-peers", address)) as second:
             assert [node.ended().code for node in (first, second)] == [ExitCode.OK, ExitCode.OK]
@@ -31,3 +31,4 @@ def test_two_nodes_train_what_swarm_new_wrote(tmp_path: Path, clock: list[str]) 
         closed = [event for event in node.events if event["event"] == "outer_step_closed"]
         assert closed[-1]["outer_step"] == 2
         assert any(event["outcome"] == "paired" for event in closed), json.dumps(closed)
+        assert node.events[-1]["event"] == "run_over"
