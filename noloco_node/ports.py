@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from noloco_node.core import limits
 from noloco_node.core.types import (
     ExchangeMessage,
     MicroBatchId,
@@ -115,7 +116,11 @@ class Trainer(Protocol):
 
     @property
     def tensor_bytes(self) -> int:
-        """Size of an encoded x."""
+        """Size of an encoded x, once the stage is built."""
+        ...
+
+    async def prepare(self) -> None:
+        """Build the stage without weights, where it is not. Raises BadModel, BadData, DeviceFailed."""
         ...
 
     @property
@@ -175,8 +180,8 @@ class PipelineHandler(Protocol):
         """ "" = go on; else a short reason why the caller is not served. Raises RemoteProtocolError: a strike."""
         ...
 
-    def admits(self, header: HopHeader, on_the_way: int) -> bool:
-        """False = BUSY, before its tensors are sent. `on_the_way` hops are being received already."""
+    def admits(self, header: HopHeader) -> bool:
+        """False = BUSY, before its tensors are sent."""
         ...
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
@@ -268,9 +273,17 @@ class PeerNetwork(Protocol):
         ...
 
     async def fetch_state(
-        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+        self,
+        peer: PeerId,
+        into: Path,
+        seat: Seat | None = None,
+        parts: StateParts = StateParts.WHOLE,
+        bytes_max: int = limits.TENSOR_BYTES_MAX,
     ) -> FetchedState:
-        """Download the peer's newest checkpoint (resumed at an offset): for `seat` any of its stage, else its own."""
+        """Download the peer's newest checkpoint (resumed at an offset): for `seat` any of its stage, else its own.
+
+        One that is announced with more than `bytes_max` is refused before a byte is written.
+        """
         ...
 
     async def close(self) -> None: ...

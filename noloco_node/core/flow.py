@@ -119,12 +119,14 @@ class MicroBatchFlow:
         self._add(Work(event.call, micro_batch, event.tokens, 0, own=True, arrived_s=now))
         return []
 
-    def admits(self, micro_batch: MicroBatchId, *, blocked: bool, on_the_way: int = 0) -> bool:
-        """Whether a hop finds a place in the queue, `on_the_way` others being sent to us already; else it is BUSY.
+    def admits(self, micro_batch: MicroBatchId, *, blocked: bool) -> bool:
+        """Whether a hop finds a place in the queue; else it is counted as BUSY.
+
+        Hops still being received hold no place: slow senders would keep the device idle.
 
         `blocked`: the optimizer waits for a partner, so a full step will not open the next one soon.
         """
-        full = self.gate.queued + on_the_way >= self._queue_max() or (blocked and self.gate.is_full)
+        full = self.gate.queued >= self._queue_max() or (blocked and self.gate.is_full)
         busy = full and not self.gate.is_expected(micro_batch)
         self.accounts.busy += busy
         return not busy

@@ -62,6 +62,7 @@ REDIAL_MAX_S: Final = 2.0
 CHANNELS_MAX: Final = 256
 CHANNEL_IDLE_S: Final = 120.0
 CHANNEL_FAILURES_MAX: Final = 3  # in a row, then the channel is made anew
+HOPS_RECEIVING_PER_PEER_MAX: Final = 16  # of them by one peer
 HOPS_RECEIVING_MAX: Final = 64  # activations under way into this node; BUSY beyond
 LINKS_MAX: Final = 64  # exchange links, all peers
 LINKS_PER_PEER_MAX: Final = 8
@@ -69,6 +70,10 @@ LINK_IDLE_S: Final = 60.0  # a released link without a message for this long is 
 LINK_QUEUE_MAX: Final = 64  # protocol messages waiting on one link
 UNSOLICITED_GRACE_S: Final = 1.0  # chunks may arrive this long before their inbox is made
 STATE_PIN_S: Final = 60.0  # a described checkpoint file stays open this long after its last use
+STATE_RATE_MIN: Final = 16 * 1024  # bytes/s of a state that is fetched or given, over each window
+STATE_RATE_WINDOW_S: Final = 60.0
+STATE_SMALL_BYTES: Final = 16 * MIB  # of a state beside its tensors
+STATE_TENSORS_MAX: Final = 6  # tensors of the stage's size that a state holds at most
 STATE_RESUMES_MAX: Final = 5  # cuts in a row without a byte between them, then another donor
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -92,6 +97,7 @@ DATA_PROMISE_MAX: Final = 65_536  # at most so many, else what the replica draws
 PACE_WINDOW_MIN_S: Final = 1.0  # how fast a replica draws is measured over at least this long
 PROMISE_WAIT_S: Final = 3.0  # a promise whose store takes longer counts as told
 DRAWN_AHEAD_MAX: Final = 4  # micro-batches read from the data before they are admitted
+STEPS_MAX: Final = 1 << 40  # outer or optimizer steps that a donor may say to have taken
 STALE_STEPS_MAX: Final = 3  # further behind its stage than this, a node fetches state
 STALE_LOOK_S: Final = 10.0  # a node that fell behind by the clock looks so long who is ahead, then goes on
 REFUSALS_MAX: Final = 2  # partners in a row that refuse our tensor, then state is fetched

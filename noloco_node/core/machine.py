@@ -34,6 +34,7 @@ from noloco_node.core.types import (
     PeerId,
     Phase,
     Seat,
+    SeatRecord,
     SeatState,
     Settings,
 )
@@ -94,8 +95,8 @@ class Machine:
         """Records come all the time and most only renew what is known: those change nothing and end here."""
         seat = event.record.seat
         before = self.view(seat), self.membership.seat, self.standing.reason
-        self._compare(event)
         out = self.membership.handle(event, self._now)
+        self._compare(event.record)
         if not out and before == (self.view(seat), self.membership.seat, self.standing.reason):
             return out
         self.lookout.heard()
@@ -137,11 +138,11 @@ class Machine:
         record = self.membership.roster.active_holder(seat, self._now)
         return None if record is None or record.peer == self.peer else record.peer
 
-    def admits(self, micro_batch: MicroBatchId, on_the_way: int, now: float) -> bool:
+    def admits(self, micro_batch: MicroBatchId, now: float) -> bool:
         """Whether a hop announced now would be admitted: else BUSY is said before its activation is sent."""
         if self.work is None or self._farewell.is_stop or self._has_left:
             return False
-        return self.work.admits(micro_batch, on_the_way, now)
+        return self.work.admits(micro_batch, now)
 
     # --- what others see --------------------------------------------------------------------------
 
@@ -233,12 +234,11 @@ class Machine:
         self._sync_asked = found is not None
         return [] if found is None else [found]
 
-    def _compare(self, event: ev.RecordLearnt) -> None:
+    def _compare(self, record: SeatRecord) -> None:
         """A replica of our stage is far ahead: how far the stage is, is told by the median of those at work."""
-        work, record = self.work, event.record
-        if work is None or not self.standing.is_far_ahead(record, work.flow.seat.stage):
+        work = self.work
+        if work is None or record.peer == self.peer or not self.standing.is_far_ahead(record, work.flow.seat.stage):
             return
-        self.membership.roster.learn(record, event.lives_s, self._now)
         active = self.membership.roster.stage_active(record.seat.stage, self._now)
         self.standing.compare([other.checkpoint_step for other in active if other.peer != self.peer])
 

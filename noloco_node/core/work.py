@@ -30,9 +30,9 @@ class Work:
     plan: DevicePlan
     promise: DataPromise
 
-    def admits(self, micro_batch: MicroBatchId, on_the_way: int, now: float) -> bool:
+    def admits(self, micro_batch: MicroBatchId, now: float) -> bool:
         """A place for a hop that is announced now."""
-        return self.flow.admits(micro_batch, blocked=self.desk.blocks_training(now), on_the_way=on_the_way)
+        return self.flow.admits(micro_batch, blocked=self.desk.blocks_training(now))
 
     def on_micro_batch_event(self, event: Any, view: View, now: float, *, stopping: bool) -> list[Effect]:
         flow = self.flow

@@ -346,8 +346,8 @@ class Driver:
         self.hop_rules.check(header)
         return self.hop_rules.refusal(self.doorkeeper.record_of(caller), self.machine.membership.seat)
 
-    def admits(self, header: HopHeader, on_the_way: int) -> bool:
-        return self.machine.admits(header.id, on_the_way, self.around.clock())
+    def admits(self, header: HopHeader) -> bool:
+        return self.machine.admits(header.id, self.around.clock())
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         return self.micro_batches.receive(batch, digest)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from noloco_node.errors import DiskFailed
+
 PREFIX, ELSEWHERE_PREFIX = "noloco-", "nl-"
 NOTE, ELSEWHERE = "sockets", "elsewhere"  # files that hold the path of a folder
 
@@ -23,23 +25,33 @@ def socket_folder(data_dir: Path) -> Iterator[Path]:
     """Hold the lock of the data directory: what an earlier process noted there is then a leftover."""
     note = data_dir / NOTE
     _remove_leftover(note)
-    path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    path = _made(note)
     try:
-        note.write_text(str(path))
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         note.unlink(missing_ok=True)
 
 
+def _made(note: Path) -> Path:
+    """Raises DiskFailed."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        note.write_text(str(path))
+    except OSError as error:
+        raise DiskFailed(f"no folder for sockets: {error.strerror}", "make room in the temporary directory") from error
+    return path
+
+
 def _remove_leftover(note: Path) -> None:
     """The folder, and the one that its note names in turn: where sockets went that had no room in it."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # a note that is none, as after a power cut, names no folder
         path = Path(note.read_text())
         if (path / ELSEWHERE).exists() and _is_ours(path):
             _remove_leftover(path / ELSEWHERE)
         if _is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
         note.unlink()
 
 

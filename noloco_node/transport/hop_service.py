@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -34,7 +35,7 @@ class HopService:
         self._handler = handler
         self._meter = meter
         self._activation_bytes_max = activation_bytes_max
-        self._receiving = 0
+        self._receiving: Counter[PeerId] = Counter()
 
     async def run_hop(self, _: Any, context: Context) -> None:
         peer = await self._door.admit(context, needs_lease=True)
@@ -56,15 +57,17 @@ class HopService:
             )
         return self._handler.announced(peer, shape.announced())
 
-    def reserve(self, shape: HopShape) -> bool:
-        """Room for one more activation on its way in, and a place for it then; give it back with `unreserve`."""
-        if self._receiving >= limits.HOPS_RECEIVING_MAX or not self._handler.admits(shape.announced(), self._receiving):
+    def reserve(self, peer: PeerId, shape: HopShape) -> bool:
+        """Room for one more activation on its way in; give it back with `unreserve`."""
+        crowded = self._receiving.total() >= limits.HOPS_RECEIVING_MAX
+        crowded = crowded or self._receiving[peer] >= limits.HOPS_RECEIVING_PER_PEER_MAX
+        if crowded or not self._handler.admits(shape.announced()):
             return False
-        self._receiving += 1
+        self._receiving[peer] += 1
         return True
 
-    def unreserve(self) -> None:
-        self._receiving -= 1
+    def unreserve(self, peer: PeerId) -> None:
+        self._receiving -= Counter([peer])
 
     def hand_over(
         self, peer: PeerId, shape: HopShape, data: memoryview, digest: bytes
@@ -96,13 +99,13 @@ class HopVisit:
         """Read the request whole; the handler's future, or None when BUSY was said."""
         shape = HopShape((await self._read("header"))[0].header)
         await self._admit(shape)
-        if not self._service.reserve(shape):
+        if not self._service.reserve(self._peer, shape):
             await self._say(HopReply(busy=Busy()))
             return None
         try:
             data, digest = await self._read_tensors(shape)
         finally:
-            self._service.unreserve()
+            self._service.unreserve(self._peer)
         answer = self._service.hand_over(self._peer, shape, data, digest)
         if answer is None:
             await self._say(HopReply(busy=Busy()))

@@ -13,6 +13,7 @@ from noloco_node.core import limits
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.standing import Standing
 from noloco_node.core.types import Clock, Outcome, PeerId, Phase, Seat, Settings
+from noloco_node.errors import ExitCode
 
 INTERVAL_S = 20.0
 SETTINGS = Settings(
@@ -133,3 +134,18 @@ def test_a_stop_is_not_held_up_by_the_look_for_who_is_ahead() -> None:
     node.feed(ev.StopRequested("signal"))
     swarm.run(15.0, until=lambda: node.left is not None)
     assert node.left is not None
+
+
+def test_a_double_of_our_key_far_ahead_is_still_seen_as_one() -> None:
+    node = begin(VirtualSwarm(SETTINGS))
+    own = node.record
+    assert own is not None
+    double = replace(
+        own,
+        incarnation=own.incarnation + 1,
+        seq=own.seq + 1000,
+        expires=own.expires + 1000,
+        checkpoint_step=own.checkpoint_step + 5 * limits.STALE_STEPS_MAX,
+    )
+    effects = node.machine.handle(ev.RecordLearnt(double, 60.0), node.swarm.now)
+    assert [effect.code for effect in effects if isinstance(effect, do.Leave)] == [ExitCode.IDENTITY_IN_USE]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from noloco_node.driver.socket_folder import socket_folder
+from noloco_node.errors import DiskFailed
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +48,19 @@ def test_a_note_that_names_another_folder_harms_nothing(tmp_path: Path, named: s
     (tmp_path / "sockets").write_text(str(folder))
     with socket_folder(tmp_path):
         assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", bytes(8), b"\xff\xfe\x00", b"x" * 5000], ids=["empty", "zeros", "no text", "long"]
+)
+def test_a_note_that_is_none_stops_no_start(tmp_path: Path, rubbish: bytes) -> None:
+    (tmp_path / "sockets").write_bytes(rubbish)
+    with socket_folder(tmp_path) as path:
+        assert (tmp_path / "sockets").read_text() == str(path)
+    assert not (tmp_path / "sockets").exists()
+
+
+def test_no_room_for_sockets_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(DiskFailed, match="no folder for sockets"), socket_folder(tmp_path):
+        pass

@@ -21,11 +21,22 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DEVICE_STALL_S", 0.1)
 
 
-async def told_of(job) -> list[TrainingStalled]:  # type: ignore[no-untyped-def]
+async def told_of(job, looks: int = 60) -> list[TrainingStalled]:  # type: ignore[no-untyped-def]
+    """What is told until something is, or the job was looked at often enough."""
     told: list[TrainingStalled] = []
-    watch = StallWatch(job, told.append)
+    seen = 0
+
+    def look() -> int | None:
+        nonlocal seen
+        seen += 1
+        return job()
+
+    watch = StallWatch(look, told.append)
     watch.start()
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(60):
+        while not told and seen < looks:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
     await watch.close()
     return told
 

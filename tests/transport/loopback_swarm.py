@@ -55,7 +55,7 @@ class Driver:
     hops: list[tuple[PeerId, MicroBatch, bytes]] = field(default_factory=list)
     headers: list[HopHeader] = field(default_factory=list)
     on_announced: Callable[[HopHeader], str] = lambda header: ""
-    on_admits: Callable[[HopHeader, int], bool] = lambda header, on_the_way: True
+    on_admits: Callable[[HopHeader], bool] = lambda header: True
     offers: list[tuple[PeerId, Offer]] = field(default_factory=list)
     opened: list[tuple[PeerId, int, int, bytes]] = field(default_factory=list)
     messages: list[tuple[PeerId, ExchangeMessage]] = field(default_factory=list)
@@ -72,8 +72,8 @@ class Driver:
         self.headers.append(header)
         return self.on_announced(header)
 
-    def admits(self, header: HopHeader, on_the_way: int) -> bool:
-        return self.on_admits(header, on_the_way)
+    def admits(self, header: HopHeader) -> bool:
+        return self.on_admits(header)
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         self.hops.append((caller, batch, digest))

@@ -48,25 +48,24 @@ async def test_no_place_is_said_at_once(alice: Node, bob: Node) -> None:
 
 
 async def test_no_place_is_said_before_the_activation_is_sent(alice: Node, bob: Node) -> None:
-    bob.driver.on_admits = lambda header, on_the_way: False
+    bob.driver.on_admits = lambda header: False
     batch = micro_batch(rows=8, length=1024, width=1024)
     with pytest.raises(HopBusy):
         await alice.network.run_hop(bob.peer, batch, lambda: pytest.fail("was not admitted"))
     assert bob.driver.hops == []
     assert alice.moved("pipeline", "sent") < len(batch.inputs.data) / 2
-    bob.driver.on_admits = lambda header, on_the_way: True
+    bob.driver.on_admits = lambda header: True
     answer = await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
     assert answer.tokens == 5
 
 
-async def test_hops_on_the_way_are_counted_when_a_place_is_asked_for(alice: Node, bob: Node) -> None:
-    seen: list[int] = []
-    bob.driver.on_admits = lambda header, on_the_way: seen.append(on_the_way) or on_the_way < 1
-    batches = [micro_batch(rows=8, length=512, width=512, n=n) for n in range(4)]
-    hops = (alice.network.run_hop(bob.peer, batch, lambda: None) for batch in batches)
-    answers = await asyncio.gather(*hops, return_exceptions=True)
-    assert len(seen) == 4
-    assert sum(isinstance(answer, HopBusy) for answer in answers) == sum(n >= 1 for n in seen)
+async def test_one_peer_cannot_take_every_place_for_hops_on_their_way_in(
+    alice: Node, bob: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "HOPS_RECEIVING_PER_PEER_MAX", 0)
+    with pytest.raises(HopBusy):
+        await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
+    assert bob.driver.hops == []
 
 
 async def test_more_activations_under_way_than_allowed_are_busy(
