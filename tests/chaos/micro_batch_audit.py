@@ -8,7 +8,8 @@ killed lacks the last line. For each n from 0 to the last that any life named:
 - trained: some life trained it; else dropped: some life gave it up (at a stop, or when nobody took it);
 - else skipped: it lies between what earlier lives named and where a successor from another node's state began (the
   promise of the seat's record, at most DATA_PROMISE and one renewal further);
-- else lost with a killed process, if that was the seat's last life and none came after it;
+- else lost with a killed process: it was open in the last account of a life that was killed, and the seat's next life, if
+  any, was no restart from that life's checkpoint (which draws it again) but began beyond the promise;
 - else unaccounted.
 
 Numbers that a killed life began after its last line need no name: the next life goes on from the checkpoint, below
@@ -31,7 +32,7 @@ class SeatLife:
 
     node: str
     seat: str
-    source: str  # seed | checkpoint | peer
+    source: str  # seed | checkpoint | kept | peer
     begun_s: float
     data_next: int
     trained: set[int] = field(default_factory=set)
@@ -117,12 +118,19 @@ def _audit_seat(lives: list[SeatLife], found: Audit) -> None:
         dropped |= life.dropped
         reached = max([reached, life.first, *(n + 1 for n in life.named)])
     rest = set(range(reached)) - trained - dropped - skipped
-    lost = rest & lives[-1].open if not lives[-1].has_left else set()
+    lost = rest & _open_at_a_kill(lives)
     found.trained += len(trained)
     found.dropped += len(dropped - trained)
     found.skipped += len(skipped - trained - dropped)
     found.lost_with_process += len(lost)
     found.unaccounted += len(rest - lost)
+
+
+def _open_at_a_kill(lives: list[SeatLife]) -> set[int]:
+    """What killed lives had open, where no restart from their checkpoint draws it again."""
+    nexts = [*(life.source for life in lives[1:]), ""]
+    killed = [life for life, after in zip(lives, nexts, strict=True) if not life.has_left and after != "checkpoint"]
+    return {n for life in killed for n in life.open}
 
 
 def _numbers(ranges: Iterable[Sequence[int]]) -> set[int]:

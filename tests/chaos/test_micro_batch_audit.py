@@ -60,6 +60,17 @@ def test_a_seat_that_nobody_took_up_again_lost_what_was_open_with_the_process() 
     assert figures(audit({"n0": lines})) == {"trained": 4, "lost_with_process": 2}
 
 
+def test_what_a_killed_holder_had_open_is_lost_with_it_when_a_successor_begins_beyond() -> None:
+    killed = [loaded(0, 0), account(4, [[0, 3]], open_=[[4, 5]])]
+    new = [loaded(20, 10, "peer"), account(None, [[10, 12]])]
+    assert figures(audit({"n0": killed, "new": new})) == {"trained": 7, "skipped": 4, "lost_with_process": 2}
+
+
+def test_what_a_restart_from_the_checkpoint_does_not_draw_again_is_unaccounted() -> None:
+    lines = [loaded(0, 0), account(4, [[0, 3]], open_=[[4, 5]]), loaded(9, 4, "checkpoint"), account(None, [[6, 7]])]
+    assert figures(audit({"n0": lines})) == {"trained": 6, "unaccounted": 2}
+
+
 def test_a_successor_skips_to_the_promise_of_the_record() -> None:
     left = [loaded(0, 0), account(5, [[0, 4]])]
     new = [loaded(20, 3, "peer"), account(None, [[100, 103]])]
