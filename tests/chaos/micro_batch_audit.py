@@ -7,9 +7,9 @@ killed lacks the last line. For each n from 0 to the last that any life named:
 
 - trained: some life trained it; else dropped: some life gave it up (at a stop, or when nobody took it);
 - else skipped: it lies between what earlier lives named and where a successor from another node's state began (the
-  promise of the seat's record, at most DATA_PROMISE and one renewal further);
-- else lost with a killed process: it was open in the last account of a life that was killed, and the seat's next life, if
-  any, was no restart from that life's checkpoint (which draws it again) but began beyond the promise;
+  promise of the seat's record, about one renewal further);
+- else lost with a killed process: it was open in the last account of a life that was killed, and the seat's next
+  life, if any, was no restart from that life's checkpoint (which draws it again) but began beyond the promise;
 - else unaccounted.
 
 Numbers that a killed life began after its last line need no name: the next life goes on from the checkpoint, below
