@@ -5,20 +5,25 @@ Owns the choice between what our own checkpoint, the seat's records and a donor 
 
 from __future__ import annotations
 
+from noloco_node.core import limits
 from noloco_node.core.events import StateLoaded
 from noloco_node.core.seats import Roster
 from noloco_node.core.types import PeerId, Seat
 
 
 def first_number(roster: Roster, seat: Seat, loaded: StateLoaded, own: PeerId) -> int:
-    """A successor begins where the last holder promised; our own checkpoint knows the exact number."""
+    """A successor begins where the last holder promised; our own checkpoint knows the exact number.
+
+    A donor may say any number: none beyond DATA_NEXT_MAX is heard.
+    """
     for replica, data_next in loaded.promised:
         roster.note_promise(Seat(seat.stage, replica), data_next)
+    said = min(loaded.data_next, limits.DATA_NEXT_MAX)
     if seat.stage != 0:
-        return loaded.data_next
+        return said
     if loaded.source == "checkpoint":
-        return max(loaded.data_next, roster.data_next(seat, apart_from=own))
-    roster.note_promise(seat, loaded.data_next)
+        return max(said, roster.data_next(seat, apart_from=own))
+    roster.note_promise(seat, said)
     return roster.data_next(seat)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from noloco_node.core import limits
+
 KEY = "promised"
 
 
@@ -14,8 +16,9 @@ def noted(promised: Iterable[tuple[int, int]]) -> dict[str, Any]:
 
 
 def recalled(notes: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """(replica, data_next); nothing when the note is not one of ours."""
+    """(replica, data_next), none beyond DATA_NEXT_MAX; nothing when the note is not one of ours."""
     try:
-        return tuple((int(replica), int(data_next)) for replica, data_next in notes.get(KEY, {}).items())
-    except (AttributeError, TypeError, ValueError):
+        found = ((int(replica), int(data_next)) for replica, data_next in notes.get(KEY, {}).items())
+        return tuple((replica, min(data_next, limits.DATA_NEXT_MAX)) for replica, data_next in found)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
         return ()

@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor
 
 from noloco_node import __version__
+from noloco_node.core import limits
 from noloco_node.core.outer_update import Coefficients
 from noloco_node.core.types import Seat
 from noloco_node.errors import BadCheckpoint, LocalProtocolError, NolocoError
@@ -212,10 +213,10 @@ class StageTrainer:
 
     def _check_donated(self, meta: checkpoint.Meta, tensors: dict[str, NamedTensors]) -> None:
         """The header's own words about the shape prove nothing; only the tensors do. Raises BadCheckpoint."""
-        if type(meta.outer_step) is not int or meta.outer_step < 0:
-            raise BadCheckpoint("its outer step is no number")
-        if type(meta.adam_steps) is not int or meta.adam_steps < 0:
-            raise BadCheckpoint("its count of optimizer steps is no number")
+        if not _is_count(meta.outer_step):
+            raise BadCheckpoint("its outer step is no possible number")
+        if not _is_count(meta.adam_steps):
+            raise BadCheckpoint("its count of optimizer steps is no possible number")
         wanted = {name: (tensor.shape, torch.float32) for name, tensor in self.outer.momentum().items()}
         for part in tensors:
             if part in checkpoint.MOMENT_PARTS and not tensors[part] and meta.adam_steps == 0:
@@ -276,6 +277,10 @@ def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrain
     )
     outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma))
     return StageTrainer(settings, place, stage, InnerOptimizer(stage, settings.optimizer), outer, graphs, reader)
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number <= limits.STEPS_MAX
 
 
 def _versions() -> dict[str, str]:

@@ -11,7 +11,9 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.data_promise import DataPromise
-from noloco_node.core.types import Clock, Phase, Seat, Settings
+from noloco_node.core.seats import Roster
+from noloco_node.core.succession import first_number
+from noloco_node.core.types import Clock, PeerId, Phase, Seat, Settings
 
 RENEW_S = 20.0
 SETTINGS = Settings(
@@ -129,3 +131,10 @@ def test_a_checkpoint_keeps_what_others_promised_and_not_our_own() -> None:
     swarm.run(10.0)
     saved = [e for _, e in node.log if isinstance(e, do.SaveCheckpoint)][-1]
     assert [replica for replica, _ in saved.promised] == [1]
+
+
+@pytest.mark.parametrize("seat", [Seat(0, 0), Seat(1, 0)])
+@pytest.mark.parametrize("source", ["peer", "checkpoint"])
+def test_no_donor_can_send_us_further_than_the_greatest_number(seat: Seat, source: str) -> None:
+    told = ev.StateLoaded(3, 0, 1 << 70, source, promised=((0, 1 << 60),))
+    assert first_number(Roster(SETTINGS), seat, told, PeerId("me")) == limits.DATA_NEXT_MAX

@@ -1,6 +1,7 @@
 """The driver's state: from the seed, the disk or a donor; what is given to others and kept for later."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from driver_bench import PEER, SEAT, THERE, THIRD, Bench, BenchTrainer
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core import limits
 from noloco_node.core.types import ClosedStep, Outcome, Seat, SeatState
 from noloco_node.driver import promise_notes
 from noloco_node.driver.closed_step_notes import noted
@@ -55,6 +57,13 @@ async def test_state_is_fetched_from_the_next_donor_when_the_first_is_lost(bench
     assert bench.trainer.done("load_state_file") == [("load_state_file", b"weights")]
     assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
     assert files_in(tmp_path) == []
+
+
+async def test_donor_may_send_no_more_than_a_state_of_this_stage_holds(bench: Bench) -> None:
+    bench.network.files[PEER] = b"weights"
+    await fetched(bench)
+    assert len(bench.trainer.done("prepare")) == 1  # else its size is not known
+    assert bench.network.bytes_max == 6 * bench.trainer.tensor_bytes + 16 * limits.MIB
 
 
 async def test_donor_is_asked_for_the_parts_needed_and_tells_what_the_seat_promised(bench: Bench) -> None:
@@ -120,8 +129,9 @@ async def test_promises_in_a_checkpoint_are_told_to_the_machine(bench: Bench) ->
     await bench.tell(do.LoadCheckpoint(SEAT))
     loaded = bench.machine.of(ev.StateLoaded)[-1]
     assert (loaded.promised, loaded.drawn_again) == (((0, 5), (1, 77)), 4)
-    for spoiled in ({"promised": 3}, {"promised": {"x": "y"}}, {"promised": None}, {}):
+    for spoiled in ({"promised": 3}, {"promised": {"x": "y"}}, {"promised": None}, {"promised": {"0": math.inf}}, {}):
         assert promise_notes.recalled(spoiled) == ()
+    assert promise_notes.recalled({"promised": {"0": 10**40}}) == ((0, limits.DATA_NEXT_MAX),)
 
 
 async def test_state_that_no_donor_has_is_unavailable(bench: Bench, tmp_path: Path) -> None:

@@ -197,6 +197,8 @@ NORM, GATE = "slow/model.norm.weight", "momentum/model.layers.0.mlp.gate_proj.we
         ({"outer_step": True}, {}),
         ({"outer_step": 1.5}, {}),
         ({"outer_step": None}, {}),
+        ({"outer_step": 1 << 41}, {}),
+        ({"adam_steps": 10**400}, {}),
         ({}, {NORM: None}),
         ({}, {"slow/more": torch.ones(2)}),
         ({}, {NORM: torch.ones(31)}),
