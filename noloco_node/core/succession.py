@@ -28,5 +28,9 @@ def first_number(roster: Roster, seat: Seat, loaded: StateLoaded, own: PeerId) -
 
 
 def promises_of_others(roster: Roster, seat: Seat | None, own: PeerId) -> tuple[tuple[int, int], ...]:
-    """(replica, data_next) of stage 0, for a checkpoint. Ours is known exactly."""
-    return tuple(roster.promises(0, apart_from=own).items()) if seat is not None and seat.stage == 0 else ()
+    """(replica, data_next) of stage 0, for a checkpoint. What we promise for our seat is left out: the exact number is
+    in the checkpoint; what we promised for seats held before is in."""
+    if seat is None or seat.stage != 0:
+        return ()
+    found = roster.promises(0) | {seat.replica: roster.data_next(seat, apart_from=own)}
+    return tuple((replica, found[replica]) for replica in sorted(found) if found[replica] > 0)

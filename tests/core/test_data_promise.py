@@ -12,7 +12,7 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.data_promise import DataPromise
 from noloco_node.core.seats import Roster
-from noloco_node.core.succession import first_number
+from noloco_node.core.succession import first_number, promises_of_others
 from noloco_node.core.types import Clock, PeerId, Phase, Seat, Settings
 
 RENEW_S = 20.0
@@ -138,3 +138,12 @@ def test_a_checkpoint_keeps_what_others_promised_and_not_our_own() -> None:
 def test_no_donor_can_send_us_further_than_the_greatest_number(seat: Seat, source: str) -> None:
     told = ev.StateLoaded(3, 0, 1 << 70, source, promised=((0, 1 << 60),))
     assert first_number(Roster(SETTINGS), seat, told, PeerId("me")) == limits.DATA_NEXT_MAX
+
+
+def test_a_checkpoint_keeps_what_we_promised_for_a_seat_held_before() -> None:
+    roster, me = Roster(SETTINGS), PeerId("me")
+    roster.note_promise(Seat(0, 0), 40, me)
+    roster.note_promise(Seat(0, 1), 70, me)
+    roster.note_promise(Seat(0, 1), 30, PeerId("before"))
+    assert promises_of_others(roster, Seat(0, 1), me) == ((0, 40), (1, 30))
+    assert promises_of_others(roster, Seat(1, 1), me) == ()
