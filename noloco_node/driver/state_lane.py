@@ -13,6 +13,7 @@ from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core import limits
 from noloco_node.core.machine import Machine
 from noloco_node.core.types import PeerId, Seat
 from noloco_node.driver import closed_step_notes, promise_notes
@@ -123,9 +124,12 @@ class StateLane:
         trainer = await self._trainer_of(effect.seat)
         path = self._shelf.folder / f"fetched-{effect.seat}.safetensors"
         reason = "no donor"
+        await trainer.prepare()  # it tells how large a state of this stage can be
+        bytes_max = limits.STATE_TENSORS_MAX * trainer.tensor_bytes + limits.STATE_SMALL_BYTES
         for donor in effect.donors:
             try:
-                fetched = await self._host.peers.fetch_state(donor, path, effect.seat, self._shelf.fetched_parts)
+                parts = self._shelf.fetched_parts
+                fetched = await self._host.peers.fetch_state(donor, path, effect.seat, parts, bytes_max)
                 state = await trainer.load_state_file(path)
                 self._check_within_run(state)
                 self._loaded(state, "peer", fetched.data_next)

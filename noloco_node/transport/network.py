@@ -154,9 +154,14 @@ class GrpcNetwork:
         return await self._hops.run_hop(peer, batch, admitted)
 
     async def fetch_state(
-        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+        self,
+        peer: PeerId,
+        into: Path,
+        seat: Seat | None = None,
+        parts: StateParts = StateParts.WHOLE,
+        bytes_max: int = limits.TENSOR_BYTES_MAX,
     ) -> FetchedState:
-        return await self._states.fetch_state(peer, into, seat, parts)
+        return await self._states.fetch_state(peer, into, seat, parts, bytes_max)
 
     async def close(self) -> None:
         """End every call, both ways, and remove the sockets. A second close does nothing."""

@@ -22,6 +22,7 @@ from noloco_node.transport.exchange_codec import encode_seat
 from noloco_node.transport.frames import split_frame
 from noloco_node.transport.framing import digest_of
 from noloco_node.transport.meter import Meter
+from noloco_node.transport.pace import Pace
 from noloco_node.transport.state_service import PARTS
 from noloco_node.wire.state_pb2 import DescribeRequest, FetchRequest, StateDescription, StateFrame
 
@@ -35,6 +36,10 @@ class DonorBusy(PeerLost):
     """It serves as many newcomers as it may."""
 
 
+class DonorSlow(PeerLost):
+    """It sends, and so slowly that another donor is better."""
+
+
 class StateClient:
     def __init__(self, channels: Channels, gatekeeper: Gatekeeper, meter: Meter) -> None:
         self._channels = channels
@@ -42,34 +47,43 @@ class StateClient:
         self._meter = meter
 
     async def fetch_state(
-        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+        self,
+        peer: PeerId,
+        into: Path,
+        seat: Seat | None = None,
+        parts: StateParts = StateParts.WHOLE,
+        bytes_max: int = limits.TENSOR_BYTES_MAX,
     ) -> FetchedState:
-        """What the file now at `into` is. Raises PeerLost (DonorBusy), RemoteProtocolError, DiskFailed."""
+        """What the file now at `into` is. Raises PeerLost (DonorBusy, DonorSlow), RemoteProtocolError, DiskFailed."""
         request = DescribeRequest(parts=PARTS[parts], seat=None if seat is None else encode_seat(seat))
         try:
             described = await self._describe(peer, request)
-            part = await asyncio.to_thread(PartFile.open, into, peer, described)
-            try:
-                await self._fill(peer, part)
-                await asyncio.to_thread(part.finish, into)
-            except RemoteProtocolError as fault:
-                part.discard()
-                self._gatekeeper.strike(peer, str(fault))
-                raise
-            finally:
-                part.close()
+            check_description(described, bytes_max)
+            await self._download(peer, into, described)
+        except RemoteProtocolError as fault:
+            self._gatekeeper.strike(peer, str(fault))
+            raise
         except OSError as fault:
             raise DiskFailed(
                 f"cannot write {into}: {fault}", "free some space or choose another data folder"
             ) from fault
         return FetchedState(described.outer_step, described.data_next)
 
+    async def _download(self, peer: PeerId, into: Path, described: StateDescription) -> None:
+        part = await asyncio.to_thread(PartFile.open, into, peer, described)
+        try:
+            await self._fill(peer, part)
+            await asyncio.to_thread(part.finish, into)
+        except (RemoteProtocolError, OSError):  # useless, or what fills the disk
+            part.discard()
+            raise
+        finally:
+            part.close()
+
     async def _describe(self, peer: PeerId, request: DescribeRequest) -> StateDescription:
         described: StateDescription = await self._call(
             peer, Lane.CONTROL, lambda peer, channel: self._describe_on(peer, channel, request)
         )
-        if len(described.digest) != limits.DIGEST_BYTES or not 0 < described.size_bytes <= limits.TENSOR_BYTES_MAX:
-            raise RemoteProtocolError("an impossible description of a checkpoint")
         return described
 
     async def _describe_on(self, peer: PeerId, channel: Any, request: DescribeRequest) -> StateDescription:
@@ -86,12 +100,14 @@ class StateClient:
 
     async def _fill(self, peer: PeerId, part: PartFile) -> None:
         """Until END; cuts are mended as long as each stream brings something."""
-        barren = 0
+        barren, pace = 0, Pace()
         while True:
             before = part.held_bytes
             try:
-                await self._call(peer, Lane.BULK, lambda peer, channel: self._stream(peer, channel, part))
+                await self._call(peer, Lane.BULK, lambda peer, channel: self._stream(peer, channel, part, pace))
                 return
+            except DonorSlow:
+                raise
             except PeerLost as fault:
                 if isinstance(fault, DonorBusy) and part.held_bytes == 0:
                     raise  # nothing to lose: the next donor at once
@@ -100,16 +116,16 @@ class StateClient:
                     raise
                 await asyncio.sleep(limits.LINK_REOPEN_S)
 
-    async def _stream(self, peer: PeerId, channel: Any, part: PartFile) -> None:
+    async def _stream(self, peer: PeerId, channel: Any, part: PartFile, pace: Pace) -> None:
         request = FetchRequest(digest=part.digest, offset=part.held_bytes)
         method = channel.unary_stream(FETCH, request_serializer=FetchRequest.SerializeToString)
         call = method(request, metadata=record_metadata(self._gatekeeper))
         try:
-            await self._read_all(call, part)
+            await self._read_all(call, part, pace)
         finally:
             call.cancel()
 
-    async def _read_all(self, call: Any, part: PartFile) -> None:
+    async def _read_all(self, call: Any, part: PartFile, pace: Pace) -> None:
         chunks = 0
         while True:
             async with asyncio.timeout(limits.CHUNK_DEADLINE_S):
@@ -124,6 +140,9 @@ class StateClient:
             await asyncio.to_thread(part.add, frame, payload)
             self._meter.received("state", len(payload))
             chunks += 1
+            pace.moved(len(payload))
+            if pace.is_too_slow():
+                raise DonorSlow(f"less than {limits.STATE_RATE_MIN} bytes/s came")
 
     async def _call(self, peer: PeerId, lane: Lane, action: Any) -> Any:
         async with self._channels.use(peer, lane) as channel:
@@ -132,6 +151,13 @@ class StateClient:
                     return await action(peer, channel)
             except HopBusy as fault:
                 raise DonorBusy(f"{peer} is busy with other newcomers") from fault
+
+
+def check_description(described: StateDescription, bytes_max: int) -> None:
+    if len(described.digest) != limits.DIGEST_BYTES or not 0 < described.size_bytes <= limits.TENSOR_BYTES_MAX:
+        raise RemoteProtocolError("an impossible description of a checkpoint")
+    if described.size_bytes > bytes_max:
+        raise RemoteProtocolError(f"a checkpoint of {described.size_bytes} bytes, this one has {bytes_max} at most")
 
 
 def check_end(frame: StateFrame, chunks: int, part: PartFile) -> None:

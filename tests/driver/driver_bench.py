@@ -97,6 +97,9 @@ class BenchTrainer:
     def done(self, name: str) -> list[tuple[Any, ...]]:
         return [call for call in self.did if call[0] == name]
 
+    async def prepare(self) -> None:
+        self._do("prepare")
+
     async def initialise(self) -> LoadedState:
         return self._do("initialise", default=LoadedState(0, 0, 0))
 
@@ -173,6 +176,7 @@ class BenchNetwork:
     offers: dict[PeerId, OfferAnswer] = field(default_factory=dict)
     greeted: list[PeerId] = field(default_factory=list)
     asked: list[tuple[PeerId, Seat | None, StateParts]] = field(default_factory=list)  # for a state
+    bytes_max: int = 0  # of a state
     promised: int = 0  # what donors know of the seat's last promise
     sent: list[MicroBatch] = field(default_factory=list)
     cancelled: list[PeerId] = field(default_factory=list)
@@ -198,8 +202,14 @@ class BenchNetwork:
         return _answer(answer)
 
     async def fetch_state(
-        self, peer: PeerId, into: Path, seat: Seat | None = None, parts: StateParts = StateParts.WHOLE
+        self,
+        peer: PeerId,
+        into: Path,
+        seat: Seat | None = None,
+        parts: StateParts = StateParts.WHOLE,
+        bytes_max: int = 0,
     ) -> FetchedState:
+        self.bytes_max = bytes_max
         if peer not in self.files:
             raise PeerLost("away")
         self.asked.append((peer, seat, parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import time
 from dataclasses import replace
@@ -16,7 +17,7 @@ from noloco_node.core.types import Seat
 from noloco_node.errors import DiskFailed, PeerLost, RemoteProtocolError
 from noloco_node.ports import StateParts
 from noloco_node.transport import state_service
-from noloco_node.transport.state_download import DonorBusy
+from noloco_node.transport.state_download import DonorBusy, DonorSlow, PartFile
 from noloco_node.transport.state_shelf import PinnedFile, StateShelf
 
 CONTENT = random.Random(1).randbytes(5 * limits.MIB + 77)
@@ -223,6 +224,38 @@ async def test_early_end_is_refused(alice: Node, donor: Node, into: Path, monkey
     monkeypatch.setattr(state_service.StateService, "_send", at_once)
     with pytest.raises(RemoteProtocolError, match="ended after"):
         await alice.network.fetch_state(donor.peer, into)
+
+
+async def test_checkpoint_larger_than_the_stage_is_refused_before_a_byte_is_written(
+    alice: Node, donor: Node, into: Path
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="at most"):
+        await alice.network.fetch_state(donor.peer, into, bytes_max=len(CONTENT) - 1)
+    assert list(into.parent.iterdir()) == []
+    assert alice.moved("state", "received") == 0
+    assert [peer for peer, _ in alice.gate.strikes] == [donor.peer]
+
+
+async def test_full_disk_keeps_no_part(alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(part: PartFile, frame: object, payload: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(PartFile, "add", full)
+    with pytest.raises(DiskFailed):
+        await alice.network.fetch_state(donor.peer, into)
+    assert list(into.parent.iterdir()) == []
+
+
+async def test_donor_that_trickles_is_left(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk comes well within its own deadline."""
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 1024)
+    monkeypatch.setattr(limits, "STATE_RATE_MIN", 1 << 40)
+    monkeypatch.setattr(limits, "STATE_RATE_WINDOW_S", 0.01)
+    with pytest.raises(DonorSlow):
+        await alice.network.fetch_state(donor.peer, into)
+    assert_absent(into)
 
 
 async def test_unwritable_place_is_a_disk_fault(alice: Node, donor: Node, tmp_path: Path) -> None:
