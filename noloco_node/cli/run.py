@@ -44,10 +44,13 @@ def run(**options: Any) -> int:
 
 
 def _end_quietly_while_starting() -> None:
-    """Until the node takes the signals over there is nothing to save: a stop is just the end."""
+    """Until the node takes the signals over there is nothing to save: a stop is just the end.
+
+    Not by an exception: inside an import of somebody else's module it may be swallowed.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(int(ExitCode.OK))
+        leave(int(ExitCode.OK))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
