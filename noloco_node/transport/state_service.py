@@ -13,6 +13,7 @@ from noloco_node.transport.door import Context, Door
 from noloco_node.transport.exchange_codec import decode_seat
 from noloco_node.transport.framing import chunk_frame, end_frame
 from noloco_node.transport.meter import Meter
+from noloco_node.transport.pace import Pace
 from noloco_node.transport.state_shelf import PinnedFile, ShelfBusy, StateShelf
 from noloco_node.wire import state_pb2
 from noloco_node.wire.state_pb2 import DescribeRequest, FetchRequest, StateDescription, StateFrame
@@ -39,8 +40,10 @@ class StateService:
         self._meter = meter
 
     async def describe(self, request: DescribeRequest, context: Context) -> StateDescription:
-        await self._door.admit(context, needs_lease=False)
-        if self._shelf.is_full:  # said before a file is read for it
+        peer = await self._door.admit(context, needs_lease=False)
+        try:
+            self._shelf.check_room(peer)  # said before a file is read for it
+        except ShelfBusy:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
         seat = decode_seat(request.seat) if request.HasField("seat") else None
         file = await self._shelf.newest(None if seat is None else seat.stage, parts_of(request))
@@ -58,27 +61,36 @@ class StateService:
     async def fetch(self, request: FetchRequest, context: Context) -> None:
         peer = await self._door.admit(context, needs_lease=False)
         try:
-            with self._shelf.upload(request.digest) as file:
-                if file is None:
-                    await context.abort(grpc.StatusCode.NOT_FOUND, "that checkpoint is gone")
-                assert file is not None
-                async with self._door.watch(context, peer):
-                    await self._send(file, request.offset, context)
+            async with asyncio.timeout(None) as lasting:
+                with self._shelf.upload(request.digest, peer, lambda: lasting.reschedule(0.0)) as file:
+                    if file is None:
+                        await context.abort(grpc.StatusCode.NOT_FOUND, "that checkpoint is gone")
+                    assert file is not None
+                    async with self._door.watch(context, peer):
+                        await self._send(file, request.offset, context)
         except ShelfBusy:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was read for too long")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too little was read for too long")
 
     async def _send(self, file: PinnedFile, offset: int, context: Context) -> None:
         if offset > file.size_bytes:
             raise RemoteProtocolError("an offset behind the end of the file")
-        chunks = 0
+        chunks, pace = 0, Pace(asyncio.get_running_loop().time)
         while offset < file.size_bytes:
             piece = await asyncio.to_thread(file.read, offset, limits.CHUNK_BYTES_MAX)
             await self._write(context, chunk_frame(StateFrame, offset, memoryview(piece)))
             self._meter.sent("state", len(piece))
             offset, chunks = offset + len(piece), chunks + 1
+            self._check_pace(pace, len(piece))
         await self._write(context, end_frame(StateFrame, file.size_bytes, chunks, file.digest))
+
+    def _check_pace(self, pace: Pace, size_bytes: int) -> None:
+        """Raises TimeoutError: the peer reads too slowly while others are turned away."""
+        began_s = pace.began_s
+        pace.moved(size_bytes)
+        if pace.is_too_slow() and self._shelf.refused_since(began_s):
+            raise TimeoutError
 
     async def _write(self, context: Context, data: bytes) -> None:
         async with asyncio.timeout(limits.CHUNK_DEADLINE_S):

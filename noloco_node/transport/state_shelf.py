@@ -1,6 +1,7 @@
 """Checkpoint files this node gives away: opened once, which pins them, digested once.
 
-Owns open file handles by digest and the cap on uploads. A file deleted meanwhile stays readable through its handle.
+Owns open file handles by digest, the cap on uploads, and that a peer has one of them. A file deleted meanwhile
+stays readable through its handle.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from noloco_node.core import limits
-from noloco_node.core.types import Seat
+from noloco_node.core.types import PeerId, Seat
 from noloco_node.ports import StateFile, StateHandler, StateParts
 
 READ_BYTES = 1 << 20
@@ -68,14 +69,21 @@ class StateShelf:
         self._uploads_max = uploads_max
         self._on_upload = on_upload
         self._pinned: dict[bytes, PinnedFile] = {}
-        self._uploads = 0
+        self._uploads: dict[PeerId, Callable[[], None]] = {}  # how to end each
+        self._refused_s = float("-inf")
         self._describing = asyncio.Lock()
         self._sweep: asyncio.TimerHandle | None = None
 
-    @property
-    def is_full(self) -> bool:
-        """As many uploads as allowed are under way."""
-        return self._uploads >= (limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max)
+    def check_room(self, peer: PeerId) -> None:
+        """Raises ShelfBusy: others have as many uploads as allowed."""
+        uploads_max = limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max
+        if len(self._uploads.keys() - {peer}) >= uploads_max:
+            self._refused_s = self._now()
+            raise ShelfBusy
+
+    def refused_since(self, time_s: float) -> bool:
+        """Whether somebody was turned away after that time of the loop's clock."""
+        return self._refused_s >= time_s
 
     def promised(self, seat: Seat) -> int:
         return self._handler.promised(seat)
@@ -121,15 +129,19 @@ class StateShelf:
         return file
 
     @contextmanager
-    def upload(self, digest: bytes) -> Iterator[PinnedFile | None]:
-        """The file of that digest while it is sent; None when it is no longer here. Raises ShelfBusy."""
-        if self.is_full:
-            raise ShelfBusy
+    def upload(self, digest: bytes, peer: PeerId, end: Callable[[], None]) -> Iterator[PinnedFile | None]:
+        """The file of that digest while it is sent; None when it is no longer here. Raises ShelfBusy.
+
+        An upload that the peer has already makes way, since who was cut off comes again: its `end` is called.
+        """
+        self.check_room(peer)
         file = self._pinned.get(digest)
         if file is None:
             yield None
             return
-        self._uploads += 1
+        if (earlier := self._uploads.get(peer)) is not None:
+            earlier()
+        self._uploads[peer] = end
         file.uses += 1
         complete = False
         try:
@@ -137,7 +149,8 @@ class StateShelf:
             complete = True
         finally:
             self._on_upload(complete)
-            self._uploads -= 1
+            if self._uploads.get(peer) is end:
+                del self._uploads[peer]
             file.uses -= 1
             file.used_at = self._now()
 

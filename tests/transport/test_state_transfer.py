@@ -13,10 +13,11 @@ import pytest
 from loopback_swarm import CAROL, Node, Swarm, until
 
 from noloco_node.core import limits
-from noloco_node.core.types import Seat
+from noloco_node.core.types import PeerId, Seat
 from noloco_node.errors import DiskFailed, PeerLost, RemoteProtocolError
 from noloco_node.ports import StateParts
 from noloco_node.transport import state_service
+from noloco_node.transport.pace import Pace
 from noloco_node.transport.state_download import DonorBusy, DonorSlow, PartFile
 from noloco_node.transport.state_shelf import PinnedFile, StateShelf
 
@@ -41,6 +42,17 @@ def into(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LINK_REOPEN_S", 0.05)
+
+
+def read_slowly(monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
+    """Each chunk that a donor sends takes `pause_s`."""
+    read = PinnedFile.read
+
+    def slowly(file: PinnedFile, offset: int, size_bytes: int) -> bytes:
+        time.sleep(pause_s if file.digest else 0.0)  # on a thread
+        return read(file, offset, size_bytes)
+
+    monkeypatch.setattr(PinnedFile, "read", slowly)
 
 
 def content_of(path: Path) -> bytes:
@@ -143,10 +155,55 @@ async def test_upload_beyond_the_cap_is_busy(
 async def test_busy_donor_is_left_at_once_for_the_next(alice: Node, donor: Node, into: Path) -> None:
     """Said before a file is read for it, and not tried again and again."""
     assert donor.network._shelf is not None
-    donor.network._shelf._uploads = limits.STATE_UPLOADS_MAX
+    donor.network._shelf._uploads = {PeerId(f"other{n}"): int for n in range(limits.STATE_UPLOADS_MAX)}
     with pytest.raises(DonorBusy):
         await alice.network.fetch_state(donor.peer, into)
     assert donor.driver.asked == []
+
+
+async def test_one_peer_has_one_upload_and_leaves_the_rest_to_others(
+    alice: Node, donor: Node, peers: Swarm, into: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many fetches as there are places, all by one peer: the later makes the earlier end."""
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(limits, "STATE_RESUMES_MAX", 1)
+    read_slowly(monkeypatch, 0.02)
+    shelf = donor.network._shelf
+    assert shelf is not None
+    first = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: len(shelf._uploads) == 1)
+    others = [
+        asyncio.create_task(alice.network.fetch_state(donor.peer, tmp_path / f"again{n}"))
+        for n in range(limits.STATE_UPLOADS_MAX)
+    ]
+    await until(lambda: first.done() or any(other.done() for other in others))
+    assert len(shelf._uploads) == 1
+    carol = await peers.add(CAROL)
+    assert (await carol.network.fetch_state(donor.peer, tmp_path / "carol")).outer_step == 12
+    for fetching in (first, *others):
+        fetching.cancel()
+    await asyncio.gather(first, *others, return_exceptions=True)
+
+
+async def test_slow_reader_makes_way_only_when_others_are_turned_away(
+    alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr(limits, "STATE_RATE_WINDOW_S", 0.01)
+    shelf, sent = donor.network._shelf, Pace.is_too_slow
+    assert shelf is not None
+    monkeypatch.setattr(Pace, "is_too_slow", lambda pace: sent(pace) or pace._now is not time.monotonic)
+    await alice.network.fetch_state(donor.peer, into)
+    assert_whole(into)
+    monkeypatch.setattr(shelf, "_refused_s", float("inf"))  # somebody is turned away all the time
+    monkeypatch.setattr(limits, "STATE_RESUMES_MAX", 1)
+    before = alice.moved("state", "received")
+    fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: alice.moved("state", "received") > before)
+    await until(lambda: len(shelf._uploads) == 0)
+    assert alice.moved("state", "received") - before < len(CONTENT)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
 
 
 async def test_newcomer_gets_the_parts_it_asks_for_and_the_promise_of_its_seat(
@@ -177,13 +234,7 @@ async def test_slow_link_takes_as_long_as_it_must_while_chunks_come(
     """The whole takes many times the deadline of one chunk."""
     monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 256 * 1024)
     monkeypatch.setattr(limits, "CHUNK_DEADLINE_S", 0.5)
-    read = PinnedFile.read
-
-    def slowly(file: PinnedFile, offset: int, size_bytes: int) -> bytes:
-        time.sleep(0.1 if file.digest else 0.0)  # on a thread
-        return read(file, offset, size_bytes)
-
-    monkeypatch.setattr(PinnedFile, "read", slowly)
+    read_slowly(monkeypatch, 0.1)
     await alice.network.fetch_state(donor.peer, into)
     assert_whole(into)
     assert alice.moved("state", "received") == len(CONTENT)
@@ -197,11 +248,11 @@ async def test_slots_of_newcomers_that_vanish_are_free_again(
     assert shelf is not None
     for _ in range(3):
         fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
-        await until(lambda: shelf._uploads == 1)
+        await until(lambda: len(shelf._uploads) == 1)
         fetching.cancel()
         peers.wires.cut()
         await asyncio.gather(fetching, return_exceptions=True)
-        await until(lambda: shelf._uploads == 0)
+        await until(lambda: len(shelf._uploads) == 0)
 
 
 async def test_changed_bytes_are_refused_with_a_strike(
@@ -280,7 +331,7 @@ async def test_shelf_closes_a_file_nobody_asks_for_again(donor: Node, monkeypatc
     shelf = StateShelf(donor.driver)
     file = await shelf.newest()
     assert file is not None
-    with shelf.upload(file.digest):
+    with shelf.upload(file.digest, PeerId("guest"), int):
         await asyncio.sleep(0.1)
         assert not file.handle.closed
     await until(lambda: file.handle.closed)
