@@ -39,6 +39,13 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockFollowed:
+    """The node's unix time was set right by `jump_s` while it runs."""
+
+    jump_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     reason: str
 
@@ -58,11 +65,13 @@ class StateLoaded:
     last: ClosedStep | None = None  # of our own checkpoint: the newest outer step closed before it
     promised: tuple[tuple[int, int], ...] = ()  # (replica, data_next)
     drawn_again: int = 0
+    seat: Seat | None = None  # whose weights they are; None: of the seat that is held
 
 
 @dataclass(frozen=True, slots=True)
 class StateUnavailable:
     reason: str
+    seat: Seat | None = None  # that it was asked for; None: the one that is held
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,7 @@ class CheckpointSaved:
 
     outer_step: int
     reason: str = ""
+    seat: Seat | None = None  # whose state it holds; None: of the seat that is held
 
 
 # --- seats ----------------------------------------------------------------------------------------
@@ -286,6 +296,7 @@ class CorrectionAdded:
 Event = (
     Started
     | TimePassed
+    | ClockFollowed
     | StopRequested
     | StateLoaded
     | StateUnavailable

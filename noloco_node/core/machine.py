@@ -173,7 +173,7 @@ class Machine:
     def _on_state_loaded(self, event: ev.StateLoaded) -> list[Effect]:
         """The weights are in place: take the seat's work up."""
         seat = self.membership.seat
-        if seat is None:
+        if seat is None or not self._awaits_state_of(event.seat):
             return []
         self.clock.load(event.outer_step, event.inner_step, self._now)
         self._checkpoint_step = event.outer_step if event.source != "seed" else 0
@@ -203,8 +203,17 @@ class Machine:
         self._is_phase_begun = self._is_announced = False
         return self._publish_now(self.work)
 
+    def _awaits_state_of(self, seat: Seat | None) -> bool:
+        """What was asked for a seat lost meanwhile is not heard: neither its weights nor that there are none."""
+        return self.phase is Phase.SYNCING and self._sync_asked and self._is_ours(seat)
+
+    def _is_ours(self, seat: Seat | None) -> bool:
+        return self.membership.seat is not None and seat in (None, self.membership.seat)
+
     def _on_state_unavailable(self, event: ev.StateUnavailable) -> list[Effect]:
         """A donor or the local checkpoint failed: ask again, without the local one that failed."""
+        if not self._awaits_state_of(event.seat):
+            return []
         self.states.failed(event.reason)
         self.membership.keep(self.states.kept)
         self._sync_asked = False
@@ -213,7 +222,7 @@ class Machine:
 
     def _on_checkpoint_saved(self, event: ev.CheckpointSaved) -> list[Effect]:
         seat = self.membership.seat
-        if not event.reason and seat is not None:
+        if not event.reason and seat is not None and self._is_ours(event.seat):
             self._checkpoint_step = max(self._checkpoint_step, event.outer_step)
             self.states.saved(seat, event.outer_step)
             self.membership.keep(self.states.kept)
@@ -296,6 +305,10 @@ class Machine:
     def _on_state_copied(self, event: ev.StateCopied) -> list[Effect]:
         if self.work is not None:
             self.work.plan.done()
+        return []
+
+    def _on_clock_followed(self, event: ev.ClockFollowed) -> list[Effect]:
+        self.clock.follow(event.jump_s)
         return []
 
     def _on_exchange_event(self, event: Any) -> list[Effect]:
@@ -457,6 +470,7 @@ class Machine:
 
 HANDLERS: dict[type, Callable[[Machine, Any], list[Effect]]] = {
     ev.Started: Machine._on_started,
+    ev.ClockFollowed: Machine._on_clock_followed,
     ev.StopRequested: Machine._on_stop,
     ev.StateLoaded: Machine._on_state_loaded,
     ev.StateUnavailable: Machine._on_state_unavailable,

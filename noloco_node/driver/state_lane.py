@@ -56,16 +56,17 @@ class StateLane:
         self._forget_all = forget_all
         self._strike = strike
         self.seat: Seat | None = None
+        self._loads: list[asyncio.Task[None]] = []  # one that runs, and those before it that are ending
+        self._closing: list[asyncio.Task[None]] = []  # trainers of seats held before
         self.written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
-        tasks: dict[type, Callable[[Any], Coroutine[Any, Any, None]]] = {
-            do.InitialiseState: self._initialise,
-            do.LoadCheckpoint: self._load_checkpoint,
-            do.FetchState: self._fetch_state,
-            do.SaveCheckpoint: self._save_checkpoint,
+        return {
+            do.InitialiseState: self._as_only_load(self._initialise),
+            do.LoadCheckpoint: self._as_only_load(self._load_checkpoint),
+            do.FetchState: self._as_only_load(self._fetch_state),
+            do.SaveCheckpoint: self._host.as_task(self._save_checkpoint),
         }
-        return {effect: self._host.as_task(execute) for effect, execute in tasks.items()}
 
     @property
     def is_saved(self) -> bool:
@@ -75,17 +76,37 @@ class StateLane:
 
     # --- in ---------------------------------------------------------------------------------------
 
+    def _as_only_load(self, execute: Callable[[Any], Coroutine[Any, Any, None]]) -> Callable[[Any], None]:
+        """An executor that gives up what was asked for before: no two loads share a trainer or a file."""
+
+        async def load(effect: Any, before: list[asyncio.Task[None]]) -> None:
+            if before:
+                await asyncio.wait(before)
+            await execute(effect)
+
+        def start(effect: Any) -> None:
+            before = [task for task in self._loads if not task.done()]
+            for task in before:
+                task.cancel()
+            self._loads = [*before, self._host.spawn(load(effect, before))]
+
+        return start
+
     async def _trainer_of(self, seat: Seat) -> Trainer:
         """The seat's trainer, for a state that is loaded anew: what was under way before is forgotten."""
         self._forget_all()
         host = self._host
         if host.trainer is None or self.seat != seat:
-            if host.trainer is not None:
-                await host.trainer.close()
-            host.trainer, self.seat = self._make_trainer(seat), seat
-        return host.trainer
+            old, host.trainer, self.seat = host.trainer, self._make_trainer(seat), seat
+            if old is not None:
+                self._closing = [*self._closing, host.spawn(old.close())]
+        trainer = host.trainer
+        self._closing = [task for task in self._closing if not task.done()]
+        if self._closing:
+            await asyncio.wait(self._closing)  # a load that is given up here leaves no trainer half closed
+        return trainer
 
-    def _loaded(self, state: LoadedState, source: str, data_next: int | None = None) -> None:
+    def _loaded(self, seat: Seat, state: LoadedState, source: str, data_next: int | None = None) -> None:
         """Of another's state the promises of the stage's seats are ours to pass on, its closed step is not ours."""
         is_own = source == "checkpoint"
         event = ev.StateLoaded(
@@ -96,22 +117,24 @@ class StateLane:
             closed_step_notes.recalled(state.notes) if is_own else None,
             promise_notes.recalled(state.notes),
             state.drawn_again,
+            seat,
         )
         self._host.feed(event)
 
     async def _initialise(self, effect: do.InitialiseState) -> None:
         trainer = await self._trainer_of(effect.seat)
-        self._loaded(await trainer.initialise(), "seed")
+        self._loaded(effect.seat, await trainer.initialise(), "seed")
 
     async def _load_checkpoint(self, effect: do.LoadCheckpoint) -> None:
         trainer = await self._trainer_of(effect.seat)
         try:
             if effect.of is None:
-                self._loaded(await trainer.load_checkpoint(), "checkpoint")
+                self._loaded(effect.seat, await trainer.load_checkpoint(), "checkpoint")
             else:
-                self._loaded(await trainer.load_state_file(self._path_of(effect.of)), "kept")
+                state = await trainer.load_state_file(self._path_of(effect.of))
+                self._loaded(effect.seat, state, "kept")
         except BadCheckpoint as error:
-            self._host.feed(ev.StateUnavailable(error.cause))
+            self._host.feed(ev.StateUnavailable(error.cause, effect.seat))
 
     def _path_of(self, seat: Seat) -> Path:
         found = self._shelf.newest(seat)
@@ -132,7 +155,7 @@ class StateLane:
                 fetched = await self._host.peers.fetch_state(donor, path, effect.seat, parts, bytes_max)
                 state = await trainer.load_state_file(path)
                 self._check_within_run(state)
-                self._loaded(state, "peer", fetched.data_next)
+                self._loaded(effect.seat, state, "peer", fetched.data_next)
                 return
             except (PeerLost, RemoteProtocolError) as error:  # the transport has struck whom it had to
                 reason = str(error)
@@ -141,7 +164,7 @@ class StateLane:
                 self._strike(donor, reason)
             finally:
                 path.unlink(missing_ok=True)
-        self._host.feed(ev.StateUnavailable(reason))
+        self._host.feed(ev.StateUnavailable(reason, effect.seat))
 
     def _check_within_run(self, state: LoadedState) -> None:
         """A donor cannot be further than the run's last outer step (0: the run has no end). Raises BadCheckpoint."""
@@ -154,20 +177,20 @@ class StateLane:
     async def _save_checkpoint(self, effect: do.SaveCheckpoint) -> None:
         notes = closed_step_notes.noted(effect.last) | promise_notes.noted(effect.promised)
         host = self._host
-        trainer = host.device
+        trainer, seat = host.device, self.seat
         try:
             written = await trainer.save_checkpoint(
                 outer_step=effect.outer_step, inner_step=effect.inner_step, data_next=effect.data_next, notes=notes
             )
         except FloatingPointError as error:  # a state that is not finite is never kept
             host.feed(ev.StateCopied())
-            host.feed(ev.CheckpointSaved(effect.outer_step, str(error)))
+            host.feed(ev.CheckpointSaved(effect.outer_step, str(error), seat))
             return
         self.written = asyncio.ensure_future(written)
         host.feed(ev.StateCopied())
         await asyncio.shield(self.written)  # the node may leave meanwhile; the file is finished all the same
         if host.trainer is trainer:  # else it is another seat's by now
-            host.feed(ev.CheckpointSaved(effect.outer_step))
+            host.feed(ev.CheckpointSaved(effect.outer_step, seat=seat))
 
     def file(self, stage: int | None, parts: StateParts) -> StateFile | None:
         """The newest complete checkpoint of the stage on this disk (None: of the seat at work), or parts of it.

@@ -40,48 +40,65 @@ class StateLane:
     def __init__(self, node: VirtualNode) -> None:
         self._node = node
         self.uploads = 0
+        self._asked = 0  # loads; only the newest one is still under way
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
         return {
-            do.InitialiseState: self._initialise,
-            do.LoadCheckpoint: self._load,
-            do.FetchState: lambda effect: self._ask(effect, effect.donors),
+            do.InitialiseState: self._as_only_load(self._initialise),
+            do.LoadCheckpoint: self._as_only_load(self._load),
+            do.FetchState: self._as_only_load(lambda effect: self._ask(effect, effect.donors)),
             do.SaveCheckpoint: self._save,
             do.Leave: self._node.leave,
         }
 
     # --- a state for the seat ---------------------------------------------------------------------
 
+    def _as_only_load(self, execute: Callable[[Any], None]) -> Callable[[Any], None]:
+        """As in the driver: one that is asked for later ends those before it."""
+
+        def start(effect: Any) -> None:
+            self._asked += 1
+            execute(effect)
+
+        return start
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        asked = self._asked
+        self._node.after(delay_s, lambda: action() if asked == self._asked else None)
+
+    def _unavailable(self, seat: Seat, reason: str) -> None:
+        self._after(LOAD_S, lambda: self._node.feed(ev.StateUnavailable(reason, seat)))
+
     def _initialise(self, effect: do.InitialiseState) -> None:
-        self._node.after(LOAD_S, lambda: self._place(Found(effect.seat, "seed")))
+        self._after(LOAD_S, lambda: self._place(Found(effect.seat, "seed")))
 
     def _load(self, effect: do.LoadCheckpoint) -> None:
         kept = self._node.disk.newest(effect.of or effect.seat)
         if kept is None:
-            self._node.later(LOAD_S, ev.StateUnavailable("no checkpoint"))
+            self._unavailable(effect.seat, "no checkpoint")
             return
         if effect.of is not None:  # as a donor's
-            self._node.after(LOAD_S, lambda: self._place(self._donated(effect.seat, kept)))
+            self._after(LOAD_S, lambda: self._place(self._donated(effect.seat, kept)))
             return
         place = effect.seat, "checkpoint", kept.outer_step, kept.inner_step, kept.data_next
         found = Found(*place, kept.weights, kept.last, kept.promised)
-        self._node.after(LOAD_S, lambda: self._place(found))
+        self._after(LOAD_S, lambda: self._place(found))
 
     def _ask(self, effect: do.FetchState, donors: tuple[PeerId, ...]) -> None:
         """One donor after the other; a transfer that breaks begins anew with the next."""
         if not donors:
-            self._node.later(LOAD_S, ev.StateUnavailable("no donor"))
+            self._unavailable(effect.seat, "no donor")
             return
         node, donor = self._node, self._node.swarm.by_peer[donors[0]]
         file = self._offered(donor, effect.seat.stage)
         node.counts()
         if file is None:
-            node.after(node.weather.round_trip_s, lambda: self._ask(effect, donors[1:]))
+            self._after(node.weather.round_trip_s, lambda: self._ask(effect, donors[1:]))
             return
         life = donor.life
         donor.states.uploads += 1
         node.clock.after(FETCH_S, lambda: self._upload_ends(donor, life))
-        node.after(FETCH_S, lambda: self._fetched(effect, donors, file, donor, life))
+        self._after(FETCH_S, lambda: self._fetched(effect, donors, file, donor, life))
 
     def _offered(self, donor: VirtualNode, stage: int) -> Checkpoint | None:
         node = self._node
@@ -116,7 +133,7 @@ class StateLane:
     def _place(self, found: Found) -> None:
         node = self._node
         machine, clock = node.machine, node.clock
-        if machine is None or machine.membership.seat != found.seat:  # it changed hands meanwhile
+        if machine is None:
             return
         node.micro_batches.forget_all()
         node.exchanges.forget_all()
@@ -134,7 +151,7 @@ class StateLane:
             )
         )
         place = found.outer_step, found.inner_step, found.data_next, found.source
-        node.feed(ev.StateLoaded(*place, found.last, found.promised))
+        node.feed(ev.StateLoaded(*place, found.last, found.promised, seat=found.seat))
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -148,4 +165,4 @@ class StateLane:
 
     def _written(self, seat: Seat, file: Checkpoint) -> None:
         self._node.disk.write(seat, file)
-        self._node.feed(ev.CheckpointSaved(file.outer_step))
+        self._node.feed(ev.CheckpointSaved(file.outer_step, seat=seat))

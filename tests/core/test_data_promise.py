@@ -118,6 +118,7 @@ def test_a_successor_of_a_seat_that_was_long_empty_hears_its_promise_from_the_do
     heir = swarm.add(Seat(0, 1))
     heir.machine.handle(ev.Started(has_initial_peers=True), swarm.now)
     heir.machine.membership._step, heir.machine.membership._target = "holding", Seat(0, 1)  # type: ignore[assignment]
+    heir.machine.phase, heir.machine._sync_asked = Phase.SYNCING, True
     heir.machine.handle(ev.StateLoaded(3, 0, promised, "peer"), swarm.now)
     assert heir.machine.flow is not None
     assert heir.machine.flow.data_next == promised

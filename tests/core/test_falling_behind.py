@@ -149,3 +149,22 @@ def test_a_double_of_our_key_far_ahead_is_still_seen_as_one() -> None:
     )
     effects = node.machine.handle(ev.RecordLearnt(double, 60.0), node.swarm.now)
     assert [effect.code for effect in effects if isinstance(effect, do.Leave)] == [ExitCode.IDENTITY_IN_USE]
+
+
+def test_a_state_that_outlived_its_seat_is_not_heard() -> None:
+    swarm = VirtualSwarm(SETTINGS, [Seat(0, 0)])
+    node = swarm.nodes[0]
+    swarm.run(60.0, until=lambda: node.machine.phase is Phase.SYNCING)
+    there = Seat(0, 1)
+    node.feed(ev.StateLoaded(3, 0, 0, "peer"))  # nobody asked
+    assert node.machine.phase is Phase.SYNCING
+    swarm.run(60.0, until=lambda: node.machine._sync_asked)
+    node.feed(ev.StateLoaded(3, 0, 0, "peer", seat=there))
+    node.feed(ev.StateUnavailable("gone", there))
+    assert node.machine.phase is Phase.SYNCING
+    assert node.machine._sync_asked
+    swarm.run(60.0, until=lambda: node.machine.phase is not Phase.SYNCING)
+    assert node.machine.outer_step == 0
+    node.feed(ev.CheckpointSaved(9, seat=there))
+    assert node.machine.states.kept.get(Seat(0, 0)) is None
+    assert node.machine._checkpoint_step == 0

@@ -161,9 +161,11 @@ def test_after_a_restart_the_partner_hears_how_the_step_of_the_checkpoint_closed
     node, partner = swarm.nodes
     swarm.run(60.0, until=lambda: len(node.closed) >= 1)
     last = node.closed[0]
+    node.machine.phase, node.machine._sync_asked = Phase.SYNCING, True
     node.feed(ev.StateLoaded(1, 0, 8, "checkpoint", ClosedStep(0, last.outcome, last.reason, last.partner, last.peer)))
     said = node.machine.handle(ev.ExchangeMessageReceived(partner.peer, Ask(0)), swarm.now)
     assert do.SendExchange(partner.peer, Commit(0)) in said
+    node.machine.phase, node.machine._sync_asked = Phase.SYNCING, True
     node.feed(ev.StateLoaded(1, 0, 8, "checkpoint", ClosedStep(5, last.outcome, "", last.partner, last.peer)))
     said = node.machine.handle(ev.ExchangeMessageReceived(partner.peer, Ask(5)), swarm.now)
     assert do.SendExchange(partner.peer, Wait(5)) in said  # a note that cannot be true is not believed

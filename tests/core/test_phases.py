@@ -86,7 +86,8 @@ def test_a_whole_life_walks_the_table(seen: set[Step]) -> None:
 
 
 def test_weights_of_a_run_that_is_over_lead_to_draining(seen: set[Step]) -> None:
-    _, node = swarm_with_a_node_in(Phase.SYNCING)
+    swarm, node = swarm_with_a_node_in(Phase.SYNCING)
+    swarm.run(60.0, until=lambda: node.machine._sync_asked)
     node.feed(ev.StateLoaded(SETTINGS.total_outer_steps, 0, 0, "checkpoint"))
     assert node.machine.phase is Phase.DRAINING
     assert (Phase.SYNCING, Phase.DRAINING) in seen

@@ -112,14 +112,14 @@ class VirtualNode:
 
     # --- state ---
     def do_InitialiseState(self, e: do.InitialiseState) -> None:
-        self.later(0.05, ev.StateLoaded(0, 0, 0, "seed"))
+        self.later(0.05, ev.StateLoaded(0, 0, 0, "seed", seat=e.seat))
 
     def do_FetchState(self, e: do.FetchState) -> None:
         donor = next((n for n in self.swarm.nodes if n.peer in e.donors and n.alive), None)
         if donor is None:
-            self.later(0.05, ev.StateUnavailable("no donor"))
+            self.later(0.05, ev.StateUnavailable("no donor", e.seat))
         else:
-            self.later(0.2, ev.StateLoaded(donor.machine.outer_step, 0, 0, "peer"))
+            self.later(0.2, ev.StateLoaded(donor.machine.outer_step, 0, 0, "peer", seat=e.seat))
 
     def do_SaveCheckpoint(self, e: do.SaveCheckpoint) -> None:
         self.later(0.01, ev.StateCopied())

@@ -117,7 +117,7 @@ async def test_checkpoint_is_copied_then_saved(bench: Bench) -> None:
 async def test_closed_step_in_the_own_checkpoint_is_told_to_the_machine(bench: Bench) -> None:
     bench.trainer.answers["load_checkpoint"] = LoadedState(2, 0, 8, noted(LAST))
     await bench.tell(do.LoadCheckpoint(SEAT))
-    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(2, 0, 8, "checkpoint", LAST)]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(2, 0, 8, "checkpoint", LAST, seat=SEAT)]
 
 
 @pytest.mark.parametrize("note", [None, 7, {}, {"outer_step": "x"}, {**noted(LAST)["closed"], "outcome": "unheard of"}])

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driver_bench import PEER, SEAT, THERE, THIRD, Bench, BenchTrainer
@@ -25,15 +26,15 @@ async def test_state_comes_from_the_seed_or_the_checkpoint(bench: Bench) -> None
     await bench.tell(do.InitialiseState(SEAT))
     await bench.tell(do.LoadCheckpoint(SEAT))
     assert bench.machine.of(ev.StateLoaded) == [
-        ev.StateLoaded(0, 0, 0, "seed"),
-        ev.StateLoaded(3, 1, 9, "checkpoint"),
+        ev.StateLoaded(0, 0, 0, "seed", seat=SEAT),
+        ev.StateLoaded(3, 1, 9, "checkpoint", seat=SEAT),
     ]
 
 
 async def test_damaged_checkpoint_is_told_and_is_no_end(bench: Bench) -> None:
     bench.trainer.answers["load_checkpoint"] = BadCheckpoint("cut short")
     await bench.tell(do.LoadCheckpoint(SEAT))
-    assert bench.machine.heard[-1] == ev.StateUnavailable("cut short")
+    assert bench.machine.heard[-1] == ev.StateUnavailable("cut short", SEAT)
     await bench.end()
 
 
@@ -55,7 +56,7 @@ async def test_state_is_fetched_from_the_next_donor_when_the_first_is_lost(bench
     bench.network.files[THIRD] = b"weights"
     await fetched(bench)
     assert bench.trainer.done("load_state_file") == [("load_state_file", b"weights")]
-    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer", seat=SEAT)]
     assert files_in(tmp_path) == []
 
 
@@ -88,7 +89,7 @@ async def test_checkpoint_of_another_seat_of_the_stage_is_taken_as_a_donors(benc
     bench.kept[THERE] = path, 4
     await bench.tell(do.LoadCheckpoint(SEAT, THERE))
     await asyncio.sleep(0.05)
-    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "kept")]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "kept", seat=SEAT)]
     assert path.exists()
     await bench.tell(do.LoadCheckpoint(SEAT, Seat(1, 5)))
     assert "no complete checkpoint of seat 1.5" in bench.machine.of(ev.StateUnavailable)[-1].reason
@@ -139,7 +140,7 @@ async def test_state_that_no_donor_has_is_unavailable(bench: Bench, tmp_path: Pa
     bench.trainer.answers["load_state_file"] = BadCheckpoint("not a checkpoint")
     await fetched(bench)
     assert bench.machine.of(ev.StateLoaded) == []
-    assert bench.machine.heard[-1] == ev.StateUnavailable("not a checkpoint")
+    assert bench.machine.heard[-1] == ev.StateUnavailable("not a checkpoint", SEAT)
     assert files_in(tmp_path) == []
 
 
@@ -157,7 +158,7 @@ async def test_donor_of_a_bad_state_is_struck_and_the_next_one_is_asked(bench: B
     bench.trainer.load_state_file = load_next  # type: ignore[method-assign]
     await fetched(bench)
     assert [call[1] for call in bench.trainer.done("load_state_file")] == [b"bad", b"good"]
-    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer")]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer", seat=SEAT)]
     assert [bench.driver.doorkeeper.strikes_of(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
 
 
@@ -171,3 +172,46 @@ async def test_checkpoint_of_a_seat_held_before_is_not_taken_for_one_of_this_sea
     written.set_result(Path("checkpoint"))
     await bench.settle()
     assert bench.machine.of(ev.CheckpointSaved) == []
+
+
+async def test_a_fetch_ends_when_a_state_of_another_seat_is_asked_for(bench: Bench, tmp_path: Path) -> None:
+    """It would swap the trainer, or hand its weights to the seat that is held now."""
+    bench.network.files[PEER] = b"weights"
+    go_on, ended = asyncio.Event(), []
+    fetch = bench.network.fetch_state
+
+    async def slow(*arguments: Any) -> Any:
+        try:
+            await go_on.wait()
+        finally:
+            ended.append(bench.driver.states.seat)
+        return await fetch(*arguments)
+
+    bench.network.fetch_state = slow  # type: ignore[method-assign]
+    await bench.tell(do.FetchState(SEAT, (PEER,)))
+    await bench.tell(do.InitialiseState(THERE))
+    assert ended == [SEAT]  # before the trainer is another one
+    go_on.set()
+    await asyncio.sleep(0.05)
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(0, 0, 0, "seed", seat=THERE)]
+    assert files_in(tmp_path) == []
+    await bench.end()
+
+
+async def test_a_load_given_up_while_the_old_trainer_closes_leaves_none_half_closed(bench: Bench) -> None:
+    await bench.tell(do.InitialiseState(SEAT))
+    old, bench.trainer = bench.trainer, BenchTrainer()
+    go_on, closed = asyncio.Event(), []
+
+    async def close() -> None:
+        await go_on.wait()
+        closed.append(old)
+
+    old.close = close  # type: ignore[method-assign]
+    await bench.tell(do.InitialiseState(THERE))
+    await bench.tell(do.InitialiseState(SEAT))
+    assert bench.driver.trainer is not old
+    go_on.set()
+    await bench.settle()
+    assert closed == [old]
+    assert [event.seat for event in bench.machine.of(ev.StateLoaded)] == [SEAT, SEAT]

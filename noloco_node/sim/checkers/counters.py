@@ -22,6 +22,8 @@ class Counters(Checker):
         self._drawn: dict[tuple[int, int], int] = {}  # (node, tenure) -> newest number
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
+        if isinstance(event, ev.StateLoaded):
+            yield from self._weights(node)
         for effect in effects:
             match effect:
                 case do.TakeBoundary(outer_step):
@@ -32,6 +34,12 @@ class Counters(Checker):
                     yield from self._correction(node, outer_step)
                 case do.DrawMicroBatch(n):
                     yield from self._draw(node, n)
+
+    @staticmethod
+    def _weights(node: VirtualNode) -> Iterator[str]:
+        flow = None if node.machine is None else node.machine.flow
+        if flow is not None and node.replica is not None and node.replica.seat != flow.seat:
+            yield f"seat {flow.seat} works with the weights of seat {node.replica.seat}"
 
     def _boundary(self, node: VirtualNode, outer_step: int) -> Iterator[str]:
         key = node.number, node.life
