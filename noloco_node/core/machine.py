@@ -322,6 +322,7 @@ class Machine:
             if isinstance(effect, do.CloseExchange):
                 self.closed[effect.outcome] += 1
                 self.standing.closed(effect)
+                self.states.closed(effect.outcome)
         return effects if self.work is None else self.work.plan.note(effects)
 
     def _is_left_over(self) -> bool:

@@ -7,6 +7,7 @@ origins' positions.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from noloco_node.core import schedule
 from noloco_node.core.types import Admit, Clock, Settings
@@ -28,6 +29,11 @@ class OuterClock:
         """Go on from a loaded state; on the time clock the running interval counts."""
         running = 0 if self._time is None else self._time.running(now)
         self.outer_step, self.inner_step, self._positions = max(outer_step, running), inner_step, ()
+
+    def follow(self, jump_s: float) -> None:
+        """Unix time was moved by `jump_s`, so outer step 0 began as much earlier. Steps taken stay taken."""
+        if self._time is not None:
+            self._time = replace(self._time, start_s=self._time.start_s - jump_s)
 
     @property
     def position(self) -> int:

@@ -23,7 +23,8 @@ PEERS_WANTED = 2  # whose median is believed at once; what fewer say is judged a
 
 class ClockWatch:
     """`is_starting`: no seat was held yet. `on_off` is told once what ends the node then. `show` takes our clock minus
-    the peers', seconds. `known_peers`: how many initial peers there are to ask.
+    the peers', seconds. `known_peers`: how many initial peers there are to ask. `on_follow` is told by how many seconds
+    unix time was moved.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ClockWatch:
         on_off: Callable[[NolocoError], None],
         show: Callable[[float], None] = lambda ahead_s: None,
         known_peers: int = 0,
+        on_follow: Callable[[float], None] = lambda jump_s: None,
     ) -> None:
         self._clocks = clocks
         self._steady = steady
@@ -42,6 +44,7 @@ class ClockWatch:
         self._is_starting = is_starting
         self._on_off = on_off
         self._show = show
+        self._on_follow = on_follow
         self._wanted = PEERS_WANTED if known_peers != 1 else 1
         self._said = ""
         self._jumped_s = 0.0
@@ -99,7 +102,9 @@ class ClockWatch:
         ahead_s = self._clocks.ahead_s
         is_far = ahead_s is not None and abs(ahead_s) > self._skew_max_s / 2
         if is_far and ahead_s is not None and abs(ahead_s + jump_s) < abs(ahead_s) / 2:
+            before_s = self._steady.jump_s
             self._steady.follow()
+            self._on_follow(before_s - self._steady.jump_s)
             self._clocks.forget()
             self._jumped_s = 0.0
             log.warning("the peers agree with the wall clock: it is followed (%+.1f s)", jump_s)

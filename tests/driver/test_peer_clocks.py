@@ -6,14 +6,17 @@ import logging
 
 import pytest
 
+from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId
+from noloco_node.core.machine import Machine
+from noloco_node.core.types import Clock, PeerId, Settings
 from noloco_node.driver.clock import SteadyClock
 from noloco_node.driver.clock_watch import ClockWatch
 from noloco_node.driver.peer_clocks import PeerClocks
 from noloco_node.errors import ClockOff, ExitCode, NolocoError
 
 SKEW_MAX_S = 3.0
+STEPS = {"micro_batches": 1, "inner_steps": 2, "total_outer_steps": 0}
 TOLD = "set your clock"
 
 
@@ -25,6 +28,7 @@ class Watch:
         self.starting = True
         self.ended: list[NolocoError] = []
         self.shown: list[float] = []
+        self.followed: list[float] = []
         self.steady = SteadyClock(lambda: self.wall_s, lambda: self.running_s)
         self.clocks = PeerClocks(self.steady.now_s, lambda: self.running_s, SKEW_MAX_S / 4)
         self.made = ClockWatch(
@@ -35,6 +39,7 @@ class Watch:
             self.ended.append,
             self.shown.append,
             known_peers,
+            self.followed.append,
         )
         self.clocks.on_asked = self.made.peer_answered
 
@@ -181,6 +186,24 @@ def test_wall_clock_that_is_put_right_is_followed_once_the_peers_agree_with_it()
     watch.made.look()
     assert watch.steady.now_s() == watch.wall_s
     assert watch.clocks.ahead_s is None
+
+
+def test_outer_steps_are_due_by_the_wall_clock_that_is_followed() -> None:
+    """Off by 8 s at the start, so the boundaries were taken 8 s early; with the clock put right they are not."""
+    watch = Watch()
+    watch.starting = False
+    settings = Settings(run="r", seed=1, num_stages=1, num_replicas=2, **STEPS, clock=Clock.TIME, outer_interval_s=60.0)
+    began_unix_s = watch.wall_s - 30.0
+    machine = Machine(settings, PeerId("me"), 1, start_s=watch.running_s + began_unix_s - watch.steady.now_s())
+    for name in "ab":
+        watch.hear(name, 8.0)
+    watch.wall_s -= 8.0
+    watch.made.look()
+    assert watch.followed == [pytest.approx(-8.0)]
+    machine.handle(ev.ClockFollowed(watch.followed[0]), watch.running_s)
+    due_s = machine.clock.due_s
+    assert due_s is not None
+    assert due_s - watch.running_s == pytest.approx(began_unix_s + 60.0 - watch.wall_s)
 
 
 def test_wall_clock_that_is_put_wrong_is_not_followed() -> None:
