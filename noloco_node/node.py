@@ -87,6 +87,7 @@ class Node:
         raise_open_files_limit()
         self._make_folders()
         closing.enter_context(data_dir_locked(self.config.data_dir))  # before anything of it is read
+        await asyncio.to_thread(self._folders.tidy, self.config.wanted_seat)
         sockets = closing.enter_context(socket_folder(self.config.data_dir))
         stages = await asyncio.to_thread(self._fitting_stages)
         metrics = NodeMetrics(time.monotonic)
@@ -308,6 +309,7 @@ def _clock_watch(
         on_off=driver.fail,
         show=metrics.set_clock_offset,
         known_peers=known_peers,
+        on_follow=lambda jump_s: driver.feed(ev.ClockFollowed(jump_s)),
     )
 
 
