@@ -26,6 +26,7 @@ from noloco_node.core.effects import Leave
 from noloco_node.core.machine import Machine
 from noloco_node.core.types import PeerId, Phase, Seat
 from noloco_node.discovery.dht import SwarmDiscovery
+from noloco_node.discovery.hivemind_library import keep_time
 from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.discovery.settings import DiscoverySettings
 from noloco_node.driver.clock import SteadyClock, running_s
@@ -96,6 +97,7 @@ class Node:
         peers = self._initial_peers()
         steady = SteadyClock()
         settings = self._discovery_settings(peers)
+        keep_time(steady.now_s)  # the DHT's as well
         discovery = SwarmDiscovery(settings, now_ms=steady.now_ms, on_daemon=_daemon_watch(metrics))
         await discovery.start()
         closing.push_async_callback(discovery.close)

@@ -10,13 +10,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId, Seat, SeatRecord
-from noloco_node.discovery.hivemind_library import DHTID, P2P, DHTNode, DHTRecord, PeerID, dht_pb2, traverse_dht
+from noloco_node.discovery.hivemind_library import (
+    DHTID,
+    P2P,
+    DHTNode,
+    DHTRecord,
+    PeerID,
+    dht_pb2,
+    dht_time_s,
+    traverse_dht,
+)
 from noloco_node.discovery.records import RecordVerifier
 from noloco_node.discovery.storage import NoStorage, SeatRecordValidator, SeatStorage, pack, seat_key
 from noloco_node.errors import PeerLost, RemoteProtocolError
@@ -87,7 +95,7 @@ class SeatTable:
         """Get to know a peer that we are connected to. Returns its clock minus ours, seconds. Raises PeerLost."""
         node, remote = self._live_node(), PeerID.from_base58(peer)
         request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=False)
-        asked_at = time.time()
+        asked_at = dht_time_s()
         try:
             answer = await node.protocol.get_stub(remote).rpc_ping(request, timeout=limits.DHT_RPC_DEADLINE_S)
             node_id = DHTID.from_bytes(answer.peer.node_id) if answer.peer.node_id else None
@@ -96,7 +104,7 @@ class SeatTable:
             raise PeerLost(f"no answer from {peer}: {error}") from error
         if node_id is not None:
             await node.protocol.update_routing_table(node_id, remote, responded=True)
-        return float(answer.dht_time - (asked_at + time.time()) / 2)
+        return float(answer.dht_time - (asked_at + dht_time_s()) / 2)
 
     async def explore(self) -> None:
         """Fill the routing table with the peers nearest to ourselves."""

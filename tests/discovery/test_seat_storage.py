@@ -11,10 +11,11 @@ import pytest
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.discovery.dht import unix_ms
-from noloco_node.discovery.hivemind_library import DHTID, DHTRecord
+from noloco_node.discovery.hivemind_library import DHTID, DHTRecord, keep_time
 from noloco_node.discovery.identity import Identity, load_or_create_identity
 from noloco_node.discovery.records import RecordRules, RecordVerifier, sign_record
 from noloco_node.discovery.storage import NoStorage, SeatRecordValidator, SeatStorage, pack, seat_key
+from noloco_node.driver.clock import SteadyClock
 from noloco_node.telemetry.instruments import resident_bytes
 
 RULES = RecordRules(run="run", num_stages=2, num_replicas=4, lease_ms=60_000, skew_max_ms=3_000)
@@ -90,6 +91,28 @@ def test_the_same_record_again_is_acknowledged_and_another_with_its_expiry_is_no
     assert storage.store_subkey(key, "peer", b"record", at)
     assert not storage.store_subkey(key, "peer", b"other", at)
     assert storage.count() == 1
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+def test_wall_clock_set_in_mid_run_neither_ends_records_nor_lets_them_live_on(
+    jump_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall_s, running_s = [1_800_000_000.0], [50.0]
+    steady = SteadyClock(lambda: wall_s[0], lambda: running_s[0])
+    monkeypatch.setattr(time, "time", lambda: wall_s[0])
+    try:
+        keep_time(steady.now_s)
+        storage, key, began_s = SeatStorage(OWN), DHTID(1), wall_s[0]
+        assert storage.store_subkey(key, "old", b"old", began_s + 10)
+        wall_s[0] += jump_s
+        assert storage.store_subkey(key, "new", b"new", began_s + 60)
+        assert storage.count() == 2
+        running_s[0] += 20
+        assert storage.count() == 1
+        running_s[0] += 60
+        assert storage.count() == 0
+    finally:
+        keep_time()
 
 
 def test_value_without_a_peer_is_refused() -> None:
