@@ -113,7 +113,7 @@ class MicroBatchLane:
             hop.carry(node, caller, hop.break_off)
             return
         machine = node.machine
-        if machine is None or not machine.admits(micro_batch, 0, node.clock.now):  # BUSY before the activation is sent
+        if machine is None or not machine.admits(micro_batch, node.clock.now):  # BUSY before the activation is sent
             busy = ev.HopRefused(hop.call, hop.seat)
             self._reply(hop, lambda: caller.micro_batches.hop_ended(hop, busy))
             return
