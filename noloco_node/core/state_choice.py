@@ -15,7 +15,7 @@ from noloco_node.core import limits
 from noloco_node.core import seed as draws
 from noloco_node.core.effects import Effect
 from noloco_node.core.seats import Roster
-from noloco_node.core.types import Clock, PeerId, Seat, SeatRecord, SeatState, Settings
+from noloco_node.core.types import Clock, Outcome, PeerId, Seat, SeatRecord, SeatState, Settings
 
 _RANK = {SeatState.ACTIVE: 0, SeatState.JOINING: 1, SeatState.LEAVING: 2}
 
@@ -46,7 +46,13 @@ class StateChoice:
         self.kept[seat] = outer_step
 
     def loaded(self) -> None:
-        self._loading, self.distrusts_own, self._round, self.waits_for = None, False, 0, ""
+        """Whether these weights are any good shows when an outer step closes: till then others come first."""
+        self._loading, self.distrusts_own, self.waits_for = None, False, ""
+        self._round += 1
+
+    def closed(self, outcome: Outcome) -> None:
+        if outcome is Outcome.PAIRED:
+            self._round = 0
 
     def failed(self, reason: str) -> None:
         """What was chosen last cannot be had. A local checkpoint that failed is not tried again."""

@@ -6,6 +6,7 @@ Owns the seat's trainer and the newest checkpoint on its way to the disk. Must n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,11 +151,13 @@ class StateLane:
         await trainer.prepare()  # it tells how large a state of this stage can be
         bytes_max = limits.STATE_TENSORS_MAX * trainer.tensor_bytes + limits.STATE_SMALL_BYTES
         for donor in effect.donors:
+            announced = self._checkpoint_step_of(donor, effect.seat)  # as it was when asked: a fetch takes long
             try:
                 parts = self._shelf.fetched_parts
                 fetched = await self._host.peers.fetch_state(donor, path, effect.seat, parts, bytes_max)
                 state = await trainer.load_state_file(path)
                 self._check_within_run(state)
+                self._check_as_announced(state, announced)
                 self._loaded(effect.seat, state, "peer", fetched.data_next)
                 return
             except (PeerLost, RemoteProtocolError) as error:  # the transport has struck whom it had to
@@ -171,6 +174,17 @@ class StateLane:
         last = self._machine.settings.total_outer_steps
         if 0 < last < state.outer_step:
             raise BadCheckpoint(f"the donor is at outer step {state.outer_step}, the run ends with {last}")
+
+    def _checkpoint_step_of(self, donor: PeerId, seat: Seat) -> int:
+        """What the donor's newest record says of its checkpoint of that stage; 0 when none is known."""
+        records = self._machine.membership.roster.donors(seat.stage, -math.inf)  # such as ran out, too
+        return next((record.checkpoint_step for record in records if record.peer == donor), 0)
+
+    @staticmethod
+    def _check_as_announced(state: LoadedState, announced: int) -> None:
+        """A donor that says it is further than its file would be asked again and again. Raises BadCheckpoint."""
+        if state.outer_step + limits.STALE_STEPS_MAX < announced:
+            raise BadCheckpoint(f"the donor's state is of outer step {state.outer_step}, it announced {announced}")
 
     # --- out --------------------------------------------------------------------------------------
 

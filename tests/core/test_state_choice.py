@@ -11,7 +11,7 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.seats import Roster
 from noloco_node.core.state_choice import StateChoice
-from noloco_node.core.types import Clock, PeerId, Seat, SeatRecord, SeatState, Settings
+from noloco_node.core.types import Clock, Outcome, PeerId, Seat, SeatRecord, SeatState, Settings
 
 SETTINGS = Settings(run="r", seed=3, num_stages=2, num_replicas=8, micro_batches=4, inner_steps=5, total_outer_steps=0)
 SEAT, ME = Seat(1, 0), PeerId("me")
@@ -105,6 +105,19 @@ def test_the_order_is_drawn_anew_when_nobody_gave() -> None:
         made.failed("busy")
     assert len(orders) == 5
     assert all(len(order) <= limits.DONORS_ASKED_MAX for order in orders)
+
+
+def test_the_order_is_drawn_anew_until_an_outer_step_closed_with_what_was_given() -> None:
+    """Else the same donor of useless weights is asked first for ever."""
+    made = choice(*[record(replica, 9) for replica in range(1, 8)])
+    first, orders = donors(made), set()
+    for _ in range(5):
+        orders.add(donors(made))
+        made.loaded()
+        made.closed(Outcome.SOLO)
+    assert len(orders) == 5
+    made.closed(Outcome.PAIRED)
+    assert donors(made) == first
 
 
 def test_one_record_with_a_giant_step_does_not_make_the_others_stale() -> None:

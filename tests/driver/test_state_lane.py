@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_bench import PEER, SEAT, THERE, THIRD, Bench, BenchTrainer
+from driver_bench import PEER, SEAT, THERE, THIRD, Bench, BenchTrainer, record_of
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
@@ -215,3 +215,15 @@ async def test_a_load_given_up_while_the_old_trainer_closes_leaves_none_half_clo
     await bench.settle()
     assert closed == [old]
     assert [event.seat for event in bench.machine.of(ev.StateLoaded)] == [SEAT, SEAT]
+
+
+async def test_donor_whose_file_is_far_older_than_it_announced_is_struck_and_the_next_one_is_asked(
+    bench: Bench,
+) -> None:
+    bench.network.files = {PEER: b"old", THIRD: b"good"}
+    for peer, step in ((PEER, 5 + limits.STALE_STEPS_MAX), (THIRD, 4 + limits.STALE_STEPS_MAX)):
+        assert bench.machine.membership.roster.learn(record_of(peer, checkpoint_step=step), 60.0, 0.0)
+    await fetched(bench)
+    assert [call[1] for call in bench.trainer.done("load_state_file")] == [b"old", b"good"]
+    assert bench.machine.of(ev.StateLoaded) == [ev.StateLoaded(4, 0, 0, "peer", seat=SEAT)]
+    assert [bench.driver.doorkeeper.strikes_of(peer) for peer in (PEER, THIRD)] == [1.0, 0.0]
