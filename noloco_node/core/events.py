@@ -327,3 +327,30 @@ Event = (
     | TensorRefused
     | CorrectionAdded
 )
+
+# what the flow of micro-batches takes in
+MICRO_BATCH_EVENTS = (
+    MicroBatchDrawn,
+    MicroBatchArrived,
+    CallerLost,
+    ForwardDone,
+    HopAdmitted,
+    HopRefused,
+    HopBroken,
+    GradientArrived,
+    BackwardDone,
+)
+
+# what the exchange desk takes in
+EXCHANGE_EVENTS = (
+    OfferReceived,
+    OfferAnswered,
+    ExchangeOpened,
+    ExchangeMessageReceived,
+    TensorReceived,
+    TensorDamaged,
+    TensorVerified,
+    TensorRefused,
+    TimePassed,
+    RecordLearnt,
+)
