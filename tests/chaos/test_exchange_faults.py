@@ -57,8 +57,7 @@ def test_a_partner_killed_inside_its_tensor_leaves_the_other_solo_in_time_and_pa
     quick.do(Action.RESTART, victim)
     line = quick.outcomes(step, (survivor,))[survivor]
     assert limits_kept(quick, line, step)
-    if line["outcome"] == "paired":  # then the decider had said COMMIT before it died
-        assert victim == DECIDER
+    if line["outcome"] == "paired":  # then READY, or COMMIT, was out before it died
         assert share > 0.9
     quick.wait_until_paired(after=step)
 
