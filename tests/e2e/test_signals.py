@@ -133,7 +133,7 @@ def test_stop_while_a_frozen_partner_is_waited_for_ends_within_the_grace_time(pa
         frozen.process.send_signal(signal.SIGCONT)
     found = pair.newest_checkpoint(COMES)
     assert found is not None
-    assert found[0].notes["outcome"] == Outcome.SOLO
+    assert found[0].notes["closed"]["outcome"] == Outcome.SOLO
 
 
 def test_killed_node_leaves_no_child_and_comes_back_as_itself(pair: Watched) -> None:
