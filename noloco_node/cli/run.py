@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -16,12 +18,16 @@ from noloco_node.errors import ExitCode
 
 @click.command()
 @node_options
-def run(**options: Any) -> int:
+def run(**options: Any) -> None:
     """Join the swarm of a run spec with this machine and train until stopped.
 
     Ctrl-C or SIGTERM saves a checkpoint, says goodbye and ends with code 0; a second one ends at once.
     """
-    _end_quietly_while_starting()  # first of all: as process 1 of a container a signal nobody handles is lost
+    with stops_that_end_the_start():  # first of all: as process 1 of a container a signal nobody handles is lost
+        _run(options)
+
+
+def _run(options: dict[str, Any]) -> NoReturn:
     config = node_config(options)
     from noloco_node.cli.preflight import check_start
     from noloco_node.config.spec_file import load_run_spec
@@ -43,7 +49,8 @@ def run(**options: Any) -> int:
     leave(code)
 
 
-def _end_quietly_while_starting() -> None:
+@contextlib.contextmanager
+def stops_that_end_the_start() -> Iterator[None]:
     """Until the node takes the signals over there is nothing to save: a stop is just the end.
 
     Not by an exception: inside an import of somebody else's module it may be swallowed.
@@ -52,5 +59,9 @@ def _end_quietly_while_starting() -> None:
     def end(number: int, frame: FrameType | None) -> None:
         leave(int(ExitCode.OK))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:  # the start failed
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 
+from noloco_node.cli.run import stops_that_end_the_start
+
 SCRIPT = """
 import atexit, time
 from noloco_node.cli.ending import leave
@@ -22,14 +24,14 @@ def test_a_node_that_has_left_does_not_wait_for_the_interpreters_own_end() -> No
 
 STARTING = """
 import time
-from noloco_node.cli.run import _end_quietly_while_starting
-_end_quietly_while_starting()
-print("starting", flush=True)
-while True:
-    try:
-        time.sleep(0.1)
-    except BaseException:  # as some module does while it is imported
-        pass
+from noloco_node.cli.run import stops_that_end_the_start
+with stops_that_end_the_start():
+    print("starting", flush=True)
+    while True:
+        try:
+            time.sleep(0.1)
+        except BaseException:  # as some module does while it is imported
+            pass
 """
 
 
@@ -42,3 +44,10 @@ def test_a_stop_while_a_node_starts_ends_it_whatever_swallows_exceptions() -> No
             assert starting.wait(30) == 0
         finally:
             starting.kill()
+
+
+def test_a_start_that_fails_leaves_the_signals_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with stops_that_end_the_start():
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
