@@ -38,6 +38,7 @@ class Trained:
     tokens: Tokens
     outcomes: dict[str, int]
     reasons: dict[str, int]
+    network: str
 
 
 def histories(swarm: ChaosSwarm) -> dict[str, list[Line]]:
@@ -71,7 +72,7 @@ def trained(swarm: ChaosSwarm) -> Trained:
     closed = [line for node in lines.values() for line in node if line["kind"] == "outer"]
     outcomes = Counter(line["outcome"] for line in closed)
     reasons = Counter(line["reason"] for line in closed if line["outcome"] == "solo")
-    return Trained(loss, tokens(lines), dict(outcomes), dict(reasons))
+    return Trained(loss, tokens(lines), dict(outcomes), dict(reasons), swarm.network.words)
 
 
 def checkpoint_files(swarm: ChaosSwarm) -> list[Path]:
@@ -109,7 +110,7 @@ def summary(
         "events": chaos.told(),
         "deaths": chaos.deaths,
         "seats_vacant_at_end": vacant,
-        "network": chaos.network.words,
+        "network": {"chaos": chaos.network.words, "undisturbed": undisturbed.network},
         "equal_tokens": EQUAL_TOKENS,
         "loss": {
             "initial": round(evaluate_initial(chaos.spec.training_settings(), rows_max=ROWS).loss, 4),

@@ -7,6 +7,7 @@ the kernel or the user's rights do not allow namespaces, `Loopback` stands in: n
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ CLONE_NEWNET = 0x40000000
 NODE_LINK = "wan0"
 SUBNET = "11.77"  # is_global, and nobody's here: nothing leaves the namespaces
 PORT = 4001
+NUMBERS = itertools.count()  # several networks in one process
 
 
 class NetworkLab(Protocol):
@@ -91,13 +93,14 @@ class Namespaces:
     can_cut: bool = True
     _hosts: dict[str, int] = field(default_factory=dict)
     _is_open: bool = False
+    _number: int = field(default_factory=lambda: next(NUMBERS))
 
     @property
     def _switch(self) -> str:
-        return f"nl{os.getpid()}-switch"
+        return self._space("switch")
 
     def _space(self, name: str) -> str:
-        return f"nl{os.getpid()}-{name}"
+        return f"nl{os.getpid()}-{self._number}-{name}"
 
     def open(self) -> None:
         """Raises OSError or CalledProcessError where namespaces are impossible."""
