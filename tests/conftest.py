@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("noloco", deadline=None)  # a busy machine is slow, not wrong
 settings.load_profile("noloco")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background inherits "ignored"; tests send it
 
 SUITE, END_AT_ONCE = os.getpid(), os._exit
 
