@@ -18,7 +18,8 @@ OUTER_STEPS = 5
 @pytest.fixture(scope="module")
 def bereft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A 2 x 2 swarm at its end, in which 1.1 was killed after its first outer step."""
-    timing = {"lease_s": 10.0, "renew_s": 2.5, "grace_s": 10.0, "exchange_max_s": 20.0, "late_s": 10.0}
+    # the lost one's partner waits for it grace_s long and is busy meanwhile: nothing is late before that
+    timing = {"lease_s": 10.0, "renew_s": 2.5, "grace_s": 10.0, "exchange_max_s": 20.0, "late_s": 40.0}
     spec = tiny_spec(2, 2, admit=Admit.ARRIVAL, inner_steps=20, total_outer_steps=OUTER_STEPS, timing=timing)
     with watched_swarm(tmp_path_factory.mktemp("bereft"), spec) as watched:
         watched.start()
