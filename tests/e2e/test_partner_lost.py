@@ -46,9 +46,14 @@ def test_the_partner_pairs_before_and_goes_on_alone_after(bereft: Watched) -> No
     assert Counter(outcomes)[Outcome.SOLO] >= OUTER_STEPS - 2 - 1
 
 
-def test_the_other_stage_is_paired_to_the_end(bereft: Watched) -> None:
+def test_the_other_stage_is_paired_before_and_after_the_step_of_the_loss(bereft: Watched) -> None:
+    """In that step the only replica left to take its micro-batches waits grace_s for the lost one: as long as the
+    partners of the first stage wait for each other."""
+    loss = next(e["outer_step"] for e in bereft.history(PARTNER, "outer") if e["outcome"] == Outcome.SOLO)
     for seat in (Seat(0, 0), Seat(0, 1)):
-        assert [entry["outcome"] for entry in bereft.history(seat, "outer")] == [Outcome.PAIRED] * OUTER_STEPS
+        outcomes = {entry["outer_step"]: entry["outcome"] for entry in bereft.history(seat, "outer")}
+        assert len(outcomes) == OUTER_STEPS
+        assert [k for k in outcomes if outcomes[k] != Outcome.PAIRED and k != loss] == [], seat
 
 
 def test_every_survivor_ends_the_run_with_its_last_checkpoint(bereft: Watched) -> None:
