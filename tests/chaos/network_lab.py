@@ -104,6 +104,7 @@ class Namespaces:
 
     def open(self) -> None:
         """Raises OSError or CalledProcessError where namespaces are impossible."""
+        _remove_those_of_the_dead()
         _ip("netns", "add", self._switch)
         self._is_open = True
         _ip("-n", self._switch, "link", "add", "bridge0", "type", "bridge")
@@ -161,6 +162,14 @@ def open_network() -> NetworkLab:
         network.close()
         return Loopback(f"loopback, no link is cut: {_reason(error)}")
     return network
+
+
+def _remove_those_of_the_dead() -> None:
+    """A process that was killed leaves its namespaces behind."""
+    for name in Path("/run/netns").glob("nl*-*-*"):
+        owner = re.match(r"nl(\d+)-", name.name)
+        if owner is not None and not Path(f"/proc/{owner[1]}").exists():
+            subprocess.run(["ip", "netns", "del", name.name], capture_output=True, check=False)
 
 
 def sent_bytes(pid: int) -> int:

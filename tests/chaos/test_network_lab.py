@@ -25,3 +25,16 @@ def test_two_networks_of_one_process_do_not_meet_and_leave_nothing() -> None:
         second.close()
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert [space for space in spaces if space in left] == []
+
+
+def test_namespaces_of_a_process_that_was_killed_are_removed_by_the_next() -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left = f"nl{dead.pid}-0-n0"
+    network = open_network()
+    network.close()
+    if isinstance(network, Loopback):
+        pytest.skip(network.words)
+    subprocess.run(["ip", "netns", "add", left], check=True)
+    open_network().close()
+    assert left not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
