@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from noloco_node.core import limits
 from noloco_node.core.types import (
@@ -287,6 +287,12 @@ class PeerNetwork(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+# The words by which a list of peers excludes; any other refusal passes with time.
+DENIED: Final = "denied"
+NOT_ALLOWED: Final = "not allowed"
+EXCLUSIONS: Final = (DENIED, NOT_ALLOWED)
 
 
 class Gatekeeper(Protocol):

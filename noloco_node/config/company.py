@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from noloco_node.config.node_config import NodeConfig
-from noloco_node.config.peer_list import DENIED, PeerList, read_peer_list
+from noloco_node.config.peer_list import PeerList, read_peer_list
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
 from noloco_node.discovery.identity import load_or_create_identity
 from noloco_node.errors import BadConfig, NolocoError, NotAdmitted
+from noloco_node.ports import DENIED
 
 log = logging.getLogger(__name__)
 

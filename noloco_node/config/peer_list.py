@@ -17,12 +17,10 @@ from noloco_node.core import limits
 from noloco_node.core.types import PeerId
 from noloco_node.discovery.identity import Identity, peer_public_key
 from noloco_node.errors import BadConfig, BadSignature
+from noloco_node.ports import DENIED, NOT_ALLOWED
 
 FIELDS: Final = ("run", "serial", "expires_unix_s", "allow", "deny", "signature")
 NUMBER_MAX: Final = 1 << 53  # whole in every JSON reader
-DENIED: Final = "denied"
-NOT_ALLOWED: Final = "not allowed"
-EXCLUSIONS: Final = (DENIED, NOT_ALLOWED)
 ADVICE: Final = "ask the owner of the run for the newest list; the owner makes it with `noloco-node swarm peers`"
 
 

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId
 from noloco_node.errors import NolocoError, NotAdmitted, PeerLost, PeerRefused, RemoteProtocolError
-from noloco_node.ports import PeerNetwork
+from noloco_node.ports import EXCLUSIONS, PeerNetwork
 
 log = logging.getLogger(__name__)
-
-EXCLUDED = ("denied", "not allowed")  # the words of a list of peers; any other refusal passes with time
 
 
 class Greeting:
@@ -73,7 +71,7 @@ class Greeting:
 
 
 def _not_admitted(peer: PeerId, reason: str) -> NolocoError | None:
-    if reason not in EXCLUDED:
+    if reason not in EXCLUSIONS:
         return None
     return NotAdmitted(
         f"the initial peer {peer} does not admit this node: {reason}",

@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from noloco_node.errors import DiskFailed
+from noloco_node.transport.tunnel import ELSEWHERE, ELSEWHERE_PREFIX
 
-PREFIX, ELSEWHERE_PREFIX = "noloco-", "nl-"
-NOTE, ELSEWHERE = "sockets", "elsewhere"  # files that hold the path of a folder
+PREFIX = "noloco-"
+NOTE = "sockets"  # a file that holds the path of the folder, as ELSEWHERE does of the tunnel's
 
 
 @contextmanager
