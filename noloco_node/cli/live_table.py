@@ -18,12 +18,12 @@ PLAIN_WIDTH = 120
 COLUMNS = (
     "seat",
     "phase",
-    "outer step",
-    "inner step",
+    "outer\nstep",
+    "inner\nstep",
     "loss",
-    "tokens/s",
+    "tokens\n/s",
     "partner",
-    "paired/solo",
+    "paired\n/solo",
     "sent",
     "received",
 )
@@ -35,8 +35,8 @@ SHOWN = frozenset(
 
 
 def node_table(statuses: Iterable[dict[str, Any]], title: str = "") -> Table:
-    """Rows from the nodes' /status.json; what a node has not said yet is a dash."""
-    table = Table(title=title or None, header_style="bold")
+    """Rows from the nodes' /status.json, whole in 80 columns; what a node has not said yet is a dash."""
+    table = Table(title=title or None, header_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("seat", "phase", "partner") else "right", no_wrap=True)
     for status in statuses:

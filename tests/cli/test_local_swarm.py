@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from noloco_node.cli.live_table import node_table
 from noloco_node.cli.local_swarm import FINISHED, LocalNode, LocalSwarm
-from noloco_node.core.types import Seat
+from noloco_node.core.types import Phase, Seat
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, lambda *_: None); print('up', flush=True); time.sleep(60)"
@@ -99,5 +100,19 @@ def test_node_that_ended_is_shown_with_its_end_and_its_last_outer_step(tmp_path:
     assert [status["phase"] for status in statuses] == [FINISHED, "exit code 3"]
     cells = {column.header: list(column.cells) for column in node_table(statuses).columns}
     assert cells["phase"] == [FINISHED, "exit code 3"]
-    assert cells["outer step"] == ["20", "20"]
-    assert cells["inner step"] == ["-", "0"]
+    assert cells["outer\nstep"] == ["20", "20"]
+    assert cells["inner\nstep"] == ["-", "0"]
+
+
+def test_table_is_whole_in_a_terminal_of_80_columns() -> None:
+    status = {"seat": "10.12", "phase": Phase.EXCHANGING, "outer_step": 10_000, "inner_step": 100, "loss": 10.1234}
+    status |= {"tokens_per_s": 123_456.0, "partner": "10.13", "outer_steps": {"paired": 999, "solo": 99}}
+    status |= {"bytes_sent": 1000.4 * 2**20, "bytes_received": 1000.4 * 2**20}
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(node_table([status], "noloco-node demo"))
+    row = capture.get().splitlines()[-1]
+    assert row.split() == ["10.12", "exchanging", "10000", "100", "10.123", "123,456", "10.13", "999/99"] + 2 * [
+        "1000.4",
+        "MiB",
+    ]
