@@ -46,14 +46,15 @@ def test_the_partner_pairs_before_and_goes_on_alone_after(bereft: Watched) -> No
     assert Counter(outcomes)[Outcome.SOLO] >= OUTER_STEPS - 2 - 1
 
 
-def test_the_other_stage_is_paired_before_and_after_the_step_of_the_loss(bereft: Watched) -> None:
-    """In that step the only replica left to take its micro-batches waits grace_s for the lost one: as long as the
-    partners of the first stage wait for each other."""
+def test_the_loss_costs_the_other_stage_one_step_at_most(bereft: Watched) -> None:
+    """The only replica left to take its micro-batches waits grace_s for the lost one: as long as the partners of the
+    first stage wait for each other. That wait falls into their same step or, when they had ended it, into the next."""
     loss = next(e["outer_step"] for e in bereft.history(PARTNER, "outer") if e["outcome"] == Outcome.SOLO)
     for seat in (Seat(0, 0), Seat(0, 1)):
-        outcomes = {entry["outer_step"]: entry["outcome"] for entry in bereft.history(seat, "outer")}
-        assert len(outcomes) == OUTER_STEPS
-        assert [k for k in outcomes if outcomes[k] != Outcome.PAIRED and k != loss] == [], seat
+        closed = bereft.history(seat, "outer")
+        assert len(closed) == OUTER_STEPS
+        alone = [entry["outer_step"] for entry in closed if entry["outcome"] != Outcome.PAIRED]
+        assert alone in ([], [loss], [loss + 1]), (seat, closed, bereft.history(PARTNER, "outer"))
 
 
 def test_every_survivor_ends_the_run_with_its_last_checkpoint(bereft: Watched) -> None:
