@@ -36,7 +36,7 @@ SHOWN_LIMITS = {
     "RECORD_BYTES_MAX": "one signed seat record",
     "RECORDS_PER_SEAT_MAX": "records kept of one seat",
     "DHT_ENTRIES_MAX": "records kept for the swarm",
-    "OFFERS_MAX": "seats asked when the drawn partner is absent",
+    "OFFERS_MAX": "seats asked when the drawn partner is absent or taken",
     "EXCHANGE_MEMORY_STEPS": "closed outer steps that still answer",
     "REPLAY_MEMORY_STEPS": "inner steps whose micro-batch ids are remembered",
     "NORM_FACTOR_MAX": "times the running median: a larger correction is refused",

@@ -7,7 +7,7 @@ exchange runs, who is connected, the wall clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from noloco_node.core import limits, pairing
@@ -139,9 +139,9 @@ class Agreement:
         return []
 
     def _candidates(self, view: View, now: float) -> tuple[Seat, ...]:
-        """The drawn partner if it is active; else the seats orphaned as this one is, best liked first."""
+        """The drawn partner if it is to be had; else the seats orphaned as this one is, best liked first."""
         drawn = self._drawn_seat(self._step, self._me.replica)
-        if drawn is not None and view(drawn) is not None:
+        if drawn is not None and not self._is_lost(drawn, self._step, view):
             return (drawn,)
         if now < self._repairs_from:
             return ()
@@ -156,22 +156,46 @@ class Agreement:
         return self._settings.num_replicas > limits.SWEEP_SEATS_PER_RENEWAL
 
     def _orphans(self, view: View, now: float) -> tuple[Seat, ...]:
-        """Best liked first. A large table is looked through anew only once in a while, not at every event."""
-        num_replicas = self._settings.num_replicas
+        """Best liked first. A large table is looked through anew only once in a while, not at every event.
+
+        When the drawn partner trades with another, that one's drawn partner is alone as I am, and nobody sees it: all
+        active seats may be such, after those seen to be alone.
+        """
         if not self._is_large or now >= self._orphans_until:
-            orphans = tuple(r for r in range(num_replicas) if self._is_orphan(r, view))
-            order = self._repair_order(self._settings.seed, self._me.stage, self._step, self._me.replica, orphans)
-            self._orphans_known = tuple(Seat(self._me.stage, replica) for replica in order)
+            active = [seat for seat in self._others if view(seat) is not None]
+            seen = [seat for seat in active if self._is_orphan(seat, view)]
+            unseen = [seat for seat in active if seat not in seen] if self._is_turned_down(view) else []
+            self._orphans_known = (*self._by_liking(seen), *self._by_liking(unseen))
             self._orphans_until = now + limits.OFFER_RETRY_S
         return self._orphans_known
 
-    def _is_orphan(self, replica: int, view: View) -> bool:
-        """Another active seat whose drawn partner rests or is not active in my view."""
-        seat = Seat(self._me.stage, replica)
-        if seat == self._me or view(seat) is None:
-            return False
-        drawn = self._drawn_seat(self._step, replica)
+    @property
+    def _others(self) -> Iterator[Seat]:
+        """The other seats of the stage."""
+        seats = (Seat(self._me.stage, replica) for replica in range(self._settings.num_replicas))
+        return (seat for seat in seats if seat != self._me)
+
+    def _by_liking(self, seats: Iterable[Seat]) -> tuple[Seat, ...]:
+        """In the order of the draw `repair`."""
+        settings, me = self._settings, self._me
+        replicas = tuple(seat.replica for seat in seats)
+        order = self._repair_order(settings.seed, me.stage, self._step, me.replica, replicas)
+        return tuple(Seat(me.stage, replica) for replica in order)
+
+    def _is_orphan(self, seat: Seat, view: View) -> bool:
+        """Its drawn partner rests or is not active in my view."""
+        drawn = self._drawn_seat(self._step, seat.replica)
         return drawn is None or (drawn != self._me and view(drawn) is None)
+
+    def _is_turned_down(self, view: View) -> bool:
+        """The drawn partner is there and trades with another."""
+        drawn = self._drawn_seat(self._step, self._me.replica)
+        return drawn is not None and view(drawn) is not None and self._is_lost(drawn, self._step, view)
+
+    def _is_lost(self, drawn: Seat, outer_step: int, view: View) -> bool:
+        """My drawn partner of that step is not active in my view, or has said TAKEN: it trades with another."""
+        peer = view(drawn)
+        return peer is None or (outer_step == self._step and (drawn, peer) in self._refused)
 
     def _send(self, seat: Seat, peer: PeerId) -> list[Effect]:
         offer = Offer(self._step, self._me, seat)
@@ -190,6 +214,8 @@ class Agreement:
             self._made.setdefault(offer.outer_step, Agreed(offer.receiver, peer))
         elif event.answer is OfferAnswer.TAKEN:
             self._refused.add((offer.receiver, peer))
+            if offer.receiver == self._drawn_seat(offer.outer_step, self._me.replica):
+                self._orphans_until = float("-inf")  # more seats may be asked from now on
         else:
             self._pauses[offer.receiver] = now + limits.OFFER_RETRY_S
             self._tries += 1
@@ -213,7 +239,7 @@ class Agreement:
         if offer.outer_step < self._step:
             return OfferAnswer.TAKEN
         drawn = self._drawn_seat(offer.outer_step, self._me.replica)
-        if drawn is not None and drawn != offer.sender and view(drawn) is not None:
+        if drawn is not None and drawn != offer.sender and not self._is_lost(drawn, offer.outer_step, view):
             return OfferAnswer.TAKEN
         if drawn != offer.sender and not self._offering:
             return OfferAnswer.LATER  # a new run comes together: the drawn partner may be about to show up

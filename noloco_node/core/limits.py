@@ -12,7 +12,7 @@ MIB: Final = 1 << 20
 # --- protocol -------------------------------------------------------------------------------------
 PROTOCOL_VERSION: Final = 1
 EXCHANGE_MEMORY_STEPS: Final = 4  # closed outer steps that still answer READY, ASK and BEGIN
-OFFERS_MAX: Final = 8  # partners asked when the drawn one is not active
+OFFERS_MAX: Final = 8  # partners asked when the drawn one is not active, or taken
 HAVE_INTERVAL_S: Final = 1.0
 ASK_INTERVAL_S: Final = 1.0
 OFFER_TRIES_MAX: Final = 3  # OFFERs of a phase without a clear answer until its boundary no longer waits for one

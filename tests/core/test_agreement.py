@@ -1,38 +1,20 @@
-"""With whom: the rules of DESIGN 5a on one agreement, and on small stages of several."""
+"""With whom: the rules of DESIGN 5a on one agreement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from agreement_stage import peer, seat, spec, view_of
 
 from noloco_node.core import limits, pairing
 from noloco_node.core.agreement import Agreed, Agreement
 from noloco_node.core.effects import AnswerOffer, Effect, SendOffer
 from noloco_node.core.events import OfferAnswered, OfferReceived, TimePassed
-from noloco_node.core.types import Offer, OfferAnswer, PeerId, Seat, Settings
+from noloco_node.core.types import Offer, OfferAnswer, PeerId, Seat
 
 ME = Seat(0, 0)
 NUM = 5
-PHASE_S = 8.0
-
-
-def spec(num_replicas: int = NUM, seed: int = 1) -> Settings:
-    return Settings("run", seed, 1, num_replicas, 1, 1, 0)
-
-
-def seat(replica: int) -> Seat:
-    return Seat(0, replica)
-
-
-def peer(replica: int) -> PeerId:
-    return PeerId(f"p{replica}")
-
-
-def view_of(*replicas: int) -> Callable[[Seat], PeerId | None]:
-    return lambda s: peer(s.replica) if s.stage == 0 and s.replica in replicas else None
 
 
 def pairs(*drawn: tuple[int, int]) -> Callable[[int, int, int, int, int], int | None]:
@@ -79,13 +61,46 @@ def test_agreed_is_kept_for_its_step_and_ends_the_search() -> None:
     assert one.next_deadline is None
 
 
-def test_taken_by_the_drawn_partner_is_final_for_the_step() -> None:
-    one = agreement((0, 3))
-    view = view_of(1, 2, 3)
+def turned_down(*drawn: tuple[int, int], view: Callable[[Seat], PeerId | None]) -> tuple[Agreement, list[Effect]]:
+    """An agreement for step 4 whose drawn partner, 3, has said TAKEN, and what it did then."""
+    one = agreement((0, 3), *drawn, num_replicas=7)
     one.begin_phase(4, view, 0.0)
-    assert one.handle(OfferAnswered(Offer(4, ME, seat(3)), OfferAnswer.TAKEN), view, 0.1) == []
+    return one, one.handle(OfferAnswered(Offer(4, ME, seat(3)), OfferAnswer.TAKEN), view, 0.1)
+
+
+def test_taken_by_the_drawn_partner_is_final_for_the_step() -> None:
+    view = view_of(3)
+    one, effects = turned_down(view=view)
+    assert effects == []
     assert one.handle(TimePassed(), view, 50.0) == []
     assert sent_to(one.begin_phase(5, view, 60.0)) == [3]
+
+
+def test_a_seat_whose_drawn_partner_trades_with_another_asks_those_seen_alone_then_all_others() -> None:
+    view = view_of(1, 2, 3, 5, 6)  # 4 is vacant
+    one, effects = turned_down((1, 2), (4, 5), view=view)
+    asked = []
+    while sent := sent_to(effects):
+        asked += sent
+        effects = one.handle(OfferAnswered(Offer(4, ME, seat(sent[0])), OfferAnswer.TAKEN), view, 1.0)
+    assert asked == [5, 6, 1, 2], "5's partner is vacant, 6 rests; 1 and 2 may have lost each other unseen"
+
+
+def test_a_seat_whose_drawn_partner_trades_with_another_agrees_with_whoever_asks_in_this_step() -> None:
+    view = view_of(1, 3)
+    one, _ = turned_down((1, 2), view=view)
+    one.handle(OfferAnswered(Offer(4, ME, seat(1)), OfferAnswer.TAKEN), view, 0.2)
+    assert answer_to(one, 1, 5, view) is OfferAnswer.TAKEN, "for the next step the drawn partner is there"
+    assert answer_to(one, 1, 4, view) is OfferAnswer.AGREED
+    assert one.partner_of(4) == Agreed(seat(1), peer(1))
+    assert one.handle(TimePassed(), view, 50.0) == []
+
+
+def test_a_new_holder_of_the_drawn_seat_is_waited_for_again() -> None:
+    one, _ = turned_down((1, 2), view=view_of(3))
+    anew = {seat(1): peer(1), seat(3): PeerId("new")}.get
+    assert answer_to(one, 1, 4, anew) is OfferAnswer.TAKEN
+    assert one.partner_of(4) is None
 
 
 @pytest.mark.parametrize("answer", [None, OfferAnswer.LATER])
@@ -243,83 +258,6 @@ def test_an_answer_after_the_boundary_changes_nothing() -> None:
     one.handle(OfferAnswered(Offer(0, ME, seat(3)), OfferAnswer.AGREED), view_of(3), 0.1)
     assert one.partner_of(0) is None
     assert one.partner_of(1) is None
-
-
-# --- several agreements ----------------------------------------------------------------------------
-
-
-def settle(
-    num: int, active: list[int], views: dict[int, set[int]], order: Callable[[int], int], seed: int = 1, step: int = 0
-) -> dict[int, Agreement]:
-    """A phase of PHASE_S begins everywhere; messages arrive one at a time in an order that `order` picks."""
-    settings_of = spec(num, seed)
-    stage = {r: Agreement(settings_of, seat(r)) for r in active}
-    view = {r: view_of(*views[r]) for r in active}
-    waiting: list[tuple[int, object]] = []
-    now = 0.0
-
-    def act(r: int, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, SendOffer):
-                waiting.append((effect.offer.receiver.replica, OfferReceived(0, effect.offer, peer(r))))
-            elif isinstance(effect, AnswerOffer):
-                assert current is not None
-                waiting.append((current.sender.replica, OfferAnswered(current, effect.answer)))
-
-    current: Offer | None = None
-    for r in active:
-        act(r, stage[r].begin_phase(step, view[r], now))
-    while True:
-        if waiting:
-            r, event = waiting.pop(order(len(waiting)))
-            current = event.offer if isinstance(event, OfferReceived) else None
-            act(r, stage[r].handle(event, view[r], now))  # type: ignore[arg-type]
-            continue
-        deadlines = [d for one in stage.values() if (d := one.next_deadline) is not None]
-        if min(deadlines, default=PHASE_S) >= PHASE_S:
-            return stage
-        now = min(deadlines)
-        for r, one in stage.items():
-            act(r, one.handle(TimePassed(), view[r], now))
-
-
-def assert_mutual(stage: dict[int, Agreement], step: int = 0) -> None:
-    for r, one in stage.items():
-        agreed = one.partner_of(step)
-        if agreed is not None:
-            assert stage[agreed.seat.replica].partner_of(step) == Agreed(seat(r), peer(r))
-
-
-@given(num=st.integers(1, 9), seed=st.integers(0, 50), data=st.data())
-@settings(max_examples=200, deadline=None)
-def test_with_one_view_at_most_one_active_seat_stays_alone(num: int, seed: int, data: st.DataObject) -> None:
-    active = sorted(data.draw(st.sets(st.integers(0, num - 1), min_size=1)))
-    views = {r: set(active) - {r} for r in active}
-    stage = settle(num, active, views, lambda n: data.draw(st.integers(0, n - 1)), seed)
-    assert_mutual(stage)
-    for r in active:
-        drawn = pairing.partner(seed, 0, 0, num, r)
-        if drawn in active:
-            assert stage[r].partner_of(0) == Agreed(seat(drawn), peer(drawn)), "active drawn partners keep each other"
-    alone = [r for r in active if stage[r].partner_of(0) is None]
-    assert len(alone) <= 1
-
-
-@given(num=st.integers(2, 6), seed=st.integers(0, 50), data=st.data())
-@settings(max_examples=200, deadline=None)
-def test_with_different_views_agreements_are_still_mutual(num: int, seed: int, data: st.DataObject) -> None:
-    active = list(range(num))
-    subsets = st.sets(st.integers(0, num - 1))
-    views = {r: data.draw(subsets) - {r} for r in active}
-    assert_mutual(settle(num, active, views, lambda n: data.draw(st.integers(0, n - 1)), seed))
-
-
-@pytest.mark.parametrize(("num", "vacant"), [(3, {0}), (4, {0}), (4, {0, 1}), (5, {1, 3}), (5, {4}), (5, {0, 1, 2})])
-def test_orphans_find_each_other(num: int, vacant: set[int]) -> None:
-    active = [r for r in range(num) if r not in vacant]
-    for seed in range(20):
-        stage = settle(num, active, {r: set(active) - {r} for r in active}, lambda n: 0, seed)
-        assert sum(one.partner_of(0) is not None for one in stage.values()) == len(active) // 2 * 2
 
 
 def test_a_large_table_is_not_looked_through_at_every_event() -> None:

@@ -53,6 +53,14 @@ def test_a_calm_swarm_pairs_every_outer_step_after_the_first() -> None:
     assert {step.outcome for step in closed if step.number > 0} == {Outcome.PAIRED}
 
 
+def test_seats_that_meet_in_another_order_than_the_draw_has_it_find_a_partner_all_the_same() -> None:
+    """No gate: the first outer step begins as seats come, and most are first seen by another than the drawn partner."""
+    swarm, _ = prepare(Run("calm", 3, 2, 8))
+    swarm.run(swarm.start_s + 100.0)
+    first = [step for node in swarm.nodes for step in node.ledger.closed() if step.number == 0]
+    assert [step.outcome for step in first] == [Outcome.PAIRED] * 16
+
+
 def figures_of(replicas: int) -> Figures:
     return simulate(Run("calm", 1, 1, replicas))
 
