@@ -181,7 +181,11 @@ class PipelineHandler(Protocol):
         ...
 
     def admits(self, header: HopHeader) -> bool:
-        """False = BUSY, before its tensors are sent."""
+        """Whether there is a place for it; else BUSY, before its tensors are sent. Changes nothing."""
+        ...
+
+    def turned_away(self) -> None:
+        """A hop has heard BUSY before its tensors were sent."""
         ...
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:

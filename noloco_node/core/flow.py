@@ -120,21 +120,23 @@ class MicroBatchFlow:
         return []
 
     def admits(self, micro_batch: MicroBatchId, *, blocked: bool) -> bool:
-        """Whether a hop finds a place in the queue; else it is counted as BUSY.
+        """Whether a hop finds a place in the queue. Changes nothing.
 
         Hops still being received hold no place: slow senders would keep the device idle.
 
         `blocked`: the optimizer waits for a partner, so a full step will not open the next one soon.
         """
         full = self.gate.queued >= self._queue_max() or (blocked and self.gate.is_full)
-        busy = full and not self.gate.is_expected(micro_batch)
-        self.accounts.busy += busy
-        return not busy
+        return not full or self.gate.is_expected(micro_batch)
+
+    def turned_away(self) -> None:
+        """A hop has heard BUSY before its activation was sent."""
+        self.accounts.busy += 1
 
     def arrived(self, event: ev.MicroBatchArrived, now: float, *, blocked: bool) -> list[Effect]:
         """A hop: a place in the queue, or BUSY. A known id is computed and answered, not added again."""
         if not self.admits(event.id, blocked=blocked):
-            return [do.AnswerBusy(event.call)]
+            return self.refuse(event)
         work = Work(event.call, event.id, event.tokens, event.position, own=False, arrived_s=now)
         known = event.id in self._memory or any(w.id == event.id for w in self._works.values())
         passed = self.settings.admit is Admit.ORDERED and event.id.n // self.settings.micro_batches < self._step

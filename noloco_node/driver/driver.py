@@ -349,6 +349,10 @@ class Driver:
     def admits(self, header: HopHeader) -> bool:
         return self.machine.admits(header.id, self.around.clock())
 
+    def turned_away(self) -> None:
+        if self.machine.flow is not None:
+            self.machine.flow.turned_away()
+
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         return self.micro_batches.receive(batch, digest)
 

@@ -69,6 +69,10 @@ class HopService:
     def unreserve(self, peer: PeerId) -> None:
         self._receiving -= Counter([peer])
 
+    def turned_away(self) -> None:
+        """BUSY is said at the header."""
+        self._handler.turned_away()
+
     def hand_over(
         self, peer: PeerId, shape: HopShape, data: memoryview, digest: bytes
     ) -> asyncio.Future[HopAnswer] | None:
@@ -100,6 +104,7 @@ class HopVisit:
         shape = HopShape((await self._read("header"))[0].header)
         await self._admit(shape)
         if not self._service.reserve(self._peer, shape):
+            self._service.turned_away()
             await self._say(HopReply(busy=Busy()))
             return None
         try:

@@ -50,8 +50,13 @@ def test_a_full_queue_is_busy_and_hops_still_on_their_way_hold_no_place() -> Non
     assert all(flow.admits(MicroBatchId(0, n), blocked=False) for n in range(4))
     for n in range(2):
         flow.arrived(ev.MicroBatchArrived(n, MicroBatchId(0, n), b"", 10, 0), 0.0, blocked=False)
-    assert not flow.admits(MicroBatchId(0, 9), blocked=False)
-    assert flow.accounts.busy == 1
+    assert not any(flow.admits(MicroBatchId(0, 9), blocked=False) for _ in range(3))
+    assert flow.accounts.busy == 0, "to ask changes nothing"
+    assert flow.arrived(ev.MicroBatchArrived(9, MicroBatchId(0, 9), b"", 10, 0), 0.0, blocked=False) == [
+        do.AnswerBusy(9)
+    ]
+    flow.turned_away()
+    assert flow.accounts.busy == 2
 
 
 def test_a_busy_replica_beside_a_dead_one_is_asked_until_it_takes_the_micro_batch() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.seats import Roster
 from noloco_node.core.types import MicroBatchId, OfferAnswer, PeerId, Seat, SeatRecord, SeatState, Settings
 from noloco_node.driver.driver import Driver, Surroundings
@@ -63,6 +64,7 @@ class ScriptedMachine:
         self.membership = SimpleNamespace(roster=Roster(SETTINGS), seat=SEAT, leave=lambda now: [])
         self.rules: dict[type, Rule] = {ev.StopRequested: lambda event: [do.Leave(event.reason)]}
         self.heard: list[ev.Event] = []
+        self.flow: MicroBatchFlow | None = None
         self.deadline_s: float | None = None
 
     def handle(self, event: ev.Event, now: float) -> list[do.Effect]:

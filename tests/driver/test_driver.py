@@ -10,6 +10,7 @@ from driver_bench import ME, PEER, SEAT, THERE, THIRD, WALL_MS, Bench, record_of
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
+from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.types import ClosedStep, Outcome, SeatRecord, SeatState
 from noloco_node.driver.closed_step_notes import noted, recalled
 from noloco_node.errors import BadData, BadIdentity, DiskFailed, IdentityInUse, PeerLost, WrongRun
@@ -240,6 +241,13 @@ async def test_peer_is_greeted_seldom_even_if_it_could_not_be_reached(bench: Ben
     bench.now_s = limits.HELLO_INTERVAL_S
     await meet(bench, 3)
     assert bench.network.greeted == [PEER, PEER]
+
+
+async def test_hop_turned_away_at_its_header_counts_as_busy(bench: Bench) -> None:
+    bench.driver.turned_away()  # no seat, no accounts
+    flow = bench.machine.flow = MicroBatchFlow(bench.machine.settings, SEAT)
+    bench.driver.turned_away()
+    assert flow.accounts.busy == 1
 
 
 async def test_key_in_use_elsewhere_ends_the_run_without_a_goodbye(bench: Bench) -> None:

@@ -56,6 +56,7 @@ class Driver:
     headers: list[HopHeader] = field(default_factory=list)
     on_announced: Callable[[HopHeader], str] = lambda header: ""
     on_admits: Callable[[HopHeader], bool] = lambda header: True
+    busy_said: int = 0  # before the tensors were sent
     offers: list[tuple[PeerId, Offer]] = field(default_factory=list)
     opened: list[tuple[PeerId, int, int, bytes]] = field(default_factory=list)
     messages: list[tuple[PeerId, ExchangeMessage]] = field(default_factory=list)
@@ -74,6 +75,9 @@ class Driver:
 
     def admits(self, header: HopHeader) -> bool:
         return self.on_admits(header)
+
+    def turned_away(self) -> None:
+        self.busy_said += 1
 
     def receive(self, caller: PeerId, batch: MicroBatch, digest: bytes) -> asyncio.Future[HopAnswer] | None:
         self.hops.append((caller, batch, digest))

@@ -52,7 +52,7 @@ async def test_no_place_is_said_before_the_activation_is_sent(alice: Node, bob: 
     batch = micro_batch(rows=8, length=1024, width=1024)
     with pytest.raises(HopBusy):
         await alice.network.run_hop(bob.peer, batch, lambda: pytest.fail("was not admitted"))
-    assert bob.driver.hops == []
+    assert (bob.driver.hops, bob.driver.busy_said) == ([], 1)
     assert alice.moved("pipeline", "sent") < len(batch.inputs.data) / 2
     bob.driver.on_admits = lambda header: True
     answer = await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
@@ -65,7 +65,7 @@ async def test_one_peer_cannot_take_every_place_for_hops_on_their_way_in(
     monkeypatch.setattr(limits, "HOPS_RECEIVING_PER_PEER_MAX", 0)
     with pytest.raises(HopBusy):
         await alice.network.run_hop(bob.peer, micro_batch(), lambda: None)
-    assert bob.driver.hops == []
+    assert (bob.driver.hops, bob.driver.busy_said) == ([], 1)
 
 
 async def test_more_activations_under_way_than_allowed_are_busy(
