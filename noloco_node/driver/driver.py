@@ -200,6 +200,7 @@ class Driver:
         for effect in self.machine.handle(event, self.around.clock()):
             self.around.observer.effect(effect)
             self._executors[type(effect)](effect)
+        self.states.follow(self.machine.membership.seat)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -57,6 +57,8 @@ class StateLane:
         self._forget_all = forget_all
         self._strike = strike
         self.seat: Seat | None = None
+        self._held: Seat | None = None  # by the machine
+        self._wanted: Seat | None = None  # the newest load is for it
         self._loads: list[asyncio.Task[None]] = []  # one that runs, and those before it that are ending
         self._closing: list[asyncio.Task[None]] = []  # trainers of seats held before
         self.written: asyncio.Future[Path] | None = None  # the newest checkpoint on its way to the disk
@@ -86,12 +88,25 @@ class StateLane:
             await execute(effect)
 
         def start(effect: Any) -> None:
-            before = [task for task in self._loads if not task.done()]
-            for task in before:
-                task.cancel()
+            before = self._end_loads()
+            self._wanted = effect.seat
             self._loads = [*before, self._host.spawn(load(effect, before))]
 
         return start
+
+    def follow(self, held: Seat | None) -> None:
+        """The machine holds this seat now: a load for the one that it held before ends, nobody waits for it."""
+        if held != self._held:
+            lost, self._held = self._held, held
+            if lost is not None and self._wanted == lost:
+                self._end_loads()
+
+    def _end_loads(self) -> list[asyncio.Task[None]]:
+        """Those that are not over yet; each leaves no file and no trainer half made."""
+        running = [task for task in self._loads if not task.done()]
+        for task in running:
+            task.cancel()
+        return running
 
     async def _trainer_of(self, seat: Seat) -> Trainer:
         """The seat's trainer, for a state that is loaded anew: what was under way before is forgotten."""

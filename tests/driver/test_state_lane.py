@@ -198,6 +198,41 @@ async def test_a_fetch_ends_when_a_state_of_another_seat_is_asked_for(bench: Ben
     await bench.end()
 
 
+@pytest.mark.parametrize("after", [None, THERE])
+async def test_a_fetch_ends_when_its_seat_is_lost(bench: Bench, after: Seat | None) -> None:
+    """Nothing else is asked for: a spare would hold a donor's place and its own line for a state nobody waits for."""
+    ended = []
+
+    async def endless(*arguments: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(arguments[2])
+
+    bench.network.fetch_state = endless  # type: ignore[method-assign]
+    await bench.tell(do.FetchState(SEAT, (PEER, THIRD)))
+    await asyncio.sleep(0.05)
+    bench.driver.feed(ev.TimePassed())
+    await bench.settle()
+    assert ended == []
+    bench.machine.membership.seat = after
+    bench.driver.feed(ev.TimePassed())
+    await bench.settle()
+    assert ended == [SEAT]
+    assert bench.machine.of(ev.StateUnavailable)[1:] == []  # the first is what `tell` feeds
+    await bench.end()
+
+
+async def test_a_fetch_goes_on_when_the_seat_it_is_for_is_won(bench: Bench) -> None:
+    """The seat changes, and the state is asked for, in one answer of the machine."""
+    bench.network.files[PEER] = b"weights"
+    bench.machine.membership.seat = THERE
+    await bench.tell(do.FetchState(THERE, (PEER,)))
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert [event.seat for event in bench.machine.of(ev.StateLoaded)] == [THERE]
+
+
 async def test_a_load_given_up_while_the_old_trainer_closes_leaves_none_half_closed(bench: Bench) -> None:
     await bench.tell(do.InitialiseState(SEAT))
     old, bench.trainer = bench.trainer, BenchTrainer()
