@@ -1,7 +1,8 @@
 """The newest checkpoint of every seat, fetched from a live swarm into a folder, for `export --from-swarm`.
 
-Owns a guest: a peer with a key of its own for the time of one command, that holds no seat, keeps nothing for the DHT
-and answers no calls. Everything it made is closed and removed when it is done. Must not know what a checkpoint is for.
+Owns a guest: a peer for the time of one command, with a key of its own or one that it is lent, that holds no seat,
+keeps nothing for the DHT and answers no calls. Everything it made is closed and removed when it is done. Must not know
+what a checkpoint is for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.discovery.addresses import parse_peer
 from noloco_node.discovery.dht import SwarmDiscovery
 from noloco_node.discovery.settings import DiscoverySettings, ReachSettings
-from noloco_node.errors import BadCheckpoint, BadConfig, PeerLost, RemoteProtocolError, SwarmUnreachable
+from noloco_node.errors import (
+    BadCheckpoint,
+    BadConfig,
+    NotAdmitted,
+    PeerLost,
+    PeerRefused,
+    RemoteProtocolError,
+    SwarmUnreachable,
+)
+from noloco_node.ports import EXCLUSIONS
 from noloco_node.training import checkpoint
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork
@@ -33,26 +43,36 @@ TRIES_MAX = 6  # per seat; a donor serves few newcomers at a time
 TRY_PAUSE_S = 2.0
 LOOK_PAUSE_S = 1.0
 PATIENCE_S = 30.0  # for records of every stage to show up
+FRESH_KEY_ADVICE = "show the key of a node on the owner's list, which must not run meanwhile: --data-dir DATA_DIR"
 ADVICE = "is --peer the address of a running node of this run, and has every stage saved a checkpoint?"
 
 log = logging.getLogger(__name__)
 
 
 def fetch_checkpoints(
-    spec: RunSpec, peers: Sequence[str], folder: Path, *, patience_s: float = PATIENCE_S
+    spec: RunSpec,
+    peers: Sequence[str],
+    folder: Path,
+    key_file: Path | None = None,
+    *,
+    patience_s: float = PATIENCE_S,
 ) -> list[Path]:
     """One file per seat that gave one, at least one of each stage. `peers` are addresses that end in /p2p/<peer id>.
 
-    Raises BadConfig for an address that is none, WrongRun and VersionMismatch when a peer is of another run or
-    version, SwarmUnreachable naming the stage of which nothing was to be had, DiskFailed.
+    `key_file`: whose key to show; None: a fresh one, which a swarm with an allow list does not know. Raises BadConfig
+    for an address that is none, BadIdentity and IdentityInUse for the key, NotAdmitted when the swarm excludes it,
+    WrongRun and VersionMismatch when a peer is of another run or version, SwarmUnreachable naming the stage of which
+    nothing was to be had, DiskFailed.
     """
     import uvloop
 
-    return uvloop.run(_fetch_all(spec, tuple(peers), folder, patience_s))
+    return uvloop.run(_fetch_all(spec, tuple(peers), folder, key_file, patience_s))
 
 
-async def _fetch_all(spec: RunSpec, peers: tuple[str, ...], folder: Path, patience_s: float) -> list[Path]:
-    async with _guest(spec, peers) as guest:
+async def _fetch_all(
+    spec: RunSpec, peers: tuple[str, ...], folder: Path, key_file: Path | None, patience_s: float
+) -> list[Path]:
+    async with _guest(spec, peers, key_file) as guest:
         await guest.greet([_peer_of(address) for address in peers])
         seats = await guest.donors(patience_s)
         turn = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
@@ -92,13 +112,13 @@ class _Stranger:
 
 
 @contextlib.asynccontextmanager
-async def _guest(spec: RunSpec, peers: tuple[str, ...]) -> AsyncIterator[Guest]:
-    """A guest with a fresh key in a folder that is removed afterwards."""
+async def _guest(spec: RunSpec, peers: tuple[str, ...], key_file: Path | None) -> AsyncIterator[Guest]:
+    """A guest in a folder that is removed afterwards, with its key if it is a fresh one."""
     addresses = [address for address in peers if _peer_of(address)]
     with tempfile.TemporaryDirectory(prefix="noloco-guest-") as name:
         place = Path(name)
         async with contextlib.AsyncExitStack() as closing:
-            discovery = SwarmDiscovery(_settings(spec, tuple(addresses), place))
+            discovery = SwarmDiscovery(_settings(spec, tuple(addresses), place, key_file or place / "identity.key"))
             await discovery.start()
             closing.push_async_callback(discovery.close)
             network = GrpcNetwork(
@@ -106,10 +126,10 @@ async def _guest(spec: RunSpec, peers: tuple[str, ...]) -> AsyncIterator[Guest]:
             )
             await network.start(None)
             closing.push_async_callback(network.close)
-            yield Guest(spec, discovery, network)
+            yield Guest(spec, discovery, network, is_fresh=key_file is None)
 
 
-def _settings(spec: RunSpec, peers: tuple[str, ...], place: Path) -> DiscoverySettings:
+def _settings(spec: RunSpec, peers: tuple[str, ...], place: Path, key_file: Path) -> DiscoverySettings:
     timing = spec.timing
     ips = [parse_peer(address).ip for address in peers]
     local = any(ip is not None and ip.is_loopback for ip in ips)  # loopback addresses count only for who listens there
@@ -117,7 +137,7 @@ def _settings(spec: RunSpec, peers: tuple[str, ...], place: Path) -> DiscoverySe
         run=spec.run_id,
         num_stages=spec.swarm.num_stages,
         num_replicas=spec.swarm.num_replicas,
-        identity_path=place / "identity.key",
+        identity_path=key_file,
         data_dir=place,
         lease_s=timing.lease_s,
         skew_max_s=timing.skew_max_s,
@@ -134,10 +154,11 @@ class Guest:
     spec: RunSpec
     discovery: SwarmDiscovery
     network: GrpcNetwork
+    is_fresh: bool = True  # its key is known to nobody
     _reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READS_AT_ONCE_MAX))
 
     async def greet(self, peers: Sequence[PeerId]) -> None:
-        """At least one of the named peers must answer, and be of this run and version."""
+        """At least one of the named peers must serve us, and be of this run and version."""
         answers = await asyncio.gather(*(self.network.hello(peer) for peer in peers), return_exceptions=True)
         if any(not isinstance(answer, BaseException) for answer in answers):
             return
@@ -145,6 +166,9 @@ class Guest:
         for fault in faults:
             if not isinstance(fault, PeerLost | RemoteProtocolError):
                 raise fault
+            if isinstance(fault, PeerRefused) and fault.reason in EXCLUSIONS:
+                advice = FRESH_KEY_ADVICE if self.is_fresh else "tell the owner of the run that peer id"
+                raise NotAdmitted(f"the run does not admit {self.discovery.peer_id}: {fault.reason}", advice)
         raise SwarmUnreachable(f"no peer answers: {faults[0]}", ADVICE)
 
     async def donors(self, patience_s: float) -> list[SeatRecord]:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from noloco_node.config.presets import preset
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import dump, load_run_spec
 from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
-from noloco_node.errors import BadConfig, ExitCode, PeerLost, SwarmUnreachable, WrongRun
-from noloco_node.ports import FetchedState
+from noloco_node.errors import BadConfig, ExitCode, NotAdmitted, PeerLost, PeerRefused, SwarmUnreachable, WrongRun
+from noloco_node.ports import NOT_ALLOWED, FetchedState
 from noloco_node.training import checkpoint
 from noloco_node.training.settings import TrainerPlace
 from noloco_node.training.trainer import build_trainer
@@ -72,6 +73,34 @@ async def test_checkpoint_of_another_seat_or_run_is_not_taken(tmp_path: Path, mo
 
 async def test_donor_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await fetched(tmp_path, monkeypatch, *[PeerLost("gone")] * swarm_fetch.TRIES_MAX) is None
+
+
+# --- who is not admitted ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("is_fresh", "advice"), [(True, "--data-dir DATA_DIR"), (False, "tell the owner")])
+async def test_guest_that_a_list_excludes_hears_which_key_to_show(is_fresh: bool, advice: str) -> None:
+    async def refuse(peer: PeerId) -> None:
+        raise PeerRefused("permission denied", NOT_ALLOWED)
+
+    network, discovery = SimpleNamespace(hello=refuse), SimpleNamespace(peer_id="guest")
+    guest = swarm_fetch.Guest(preset("tiny"), discovery, network, is_fresh=is_fresh)  # type: ignore[arg-type]
+    with pytest.raises(NotAdmitted, match="does not admit guest: not allowed") as refused:
+        await guest.greet([PeerId("donor")])
+    assert advice in refused.value.advice
+
+
+def test_key_of_a_data_directory_goes_with_the_swarm_only(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "model")]
+    assert main(["export", "--checkpoints", str(tmp_path), "--data-dir", str(tmp_path), *out]) == ExitCode.USAGE
+
+
+def test_data_directory_without_a_key_is_a_fault_and_gets_none(tmp_path: Path) -> None:
+    (tmp_path / "swarm.toml").write_text(dump(preset("tiny")))
+    source = ["--from-swarm", "--peer", STRANGER, "--spec", str(tmp_path / "swarm.toml")]
+    chosen = ["--data-dir", str(tmp_path / "nobody"), "--out", str(tmp_path / "model")]
+    assert main(["export", *source, *chosen]) == ExitCode.BAD_IDENTITY
+    assert [path.name for path in tmp_path.iterdir()] == ["swarm.toml"]
 
 
 # --- a live swarm -----------------------------------------------------------------------------------
