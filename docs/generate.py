@@ -45,7 +45,7 @@ SHOWN_LIMITS = {
     "STALL_S": "without a byte, an exchange stream is reopened",
     "HOP_GIVE_UP_S": "a micro-batch that no candidate takes is dropped",
     "STALE_STEPS_MAX": "further behind its stage, a node fetches state",
-    "STATE_UPLOADS_MAX": "newcomers served with state at once",
+    "STATE_UPLOADS_MAX": "newcomers served with state at once, one place kept for holders of a seat",
     "STOP_GRACE_S": "a stop ends the process within",
     "CHECKPOINTS_KEPT": "per seat",
 }

@@ -223,6 +223,7 @@ class StateFile:
     head: bytes = b""
     spans: tuple[tuple[int, int], ...] = ()  # none: the whole file
     stamp_ns: int = 0  # the file's mtime when head and spans were made; 0: not known
+    stage: int | None = None  # whose state it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +316,9 @@ class Gatekeeper(Protocol):
         ...
 
     def strike(self, peer: PeerId, reason: str) -> None: ...
+    def leased_seat(self, peer: PeerId) -> Seat | None:
+        """The seat of which it holds a live lease, joining or active, by what it showed itself; None: of none."""
+        ...
 
 
 class ClockBook(Protocol):

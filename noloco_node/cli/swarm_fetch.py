@@ -110,6 +110,9 @@ class _Stranger:
     def strike(self, peer: PeerId, reason: str) -> None:
         log.warning("%s broke the protocol: %s", peer, reason)
 
+    def leased_seat(self, peer: PeerId) -> Seat | None:
+        return None
+
 
 @contextlib.asynccontextmanager
 async def _guest(spec: RunSpec, peers: tuple[str, ...], key_file: Path | None) -> AsyncIterator[Guest]:

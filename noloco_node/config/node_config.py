@@ -81,7 +81,12 @@ class NodeConfig(BaseSettings):
     reinit_stage: bool = Field(False, description="draw the stage from the seed although it has trained")
     memory_max_gib: float = Field(0.0, description="memory of the device for the stage; 0 = what is free", ge=0)
     fetch_moments: bool = Field(False, description="take over a donor's Adam moments as well (twice the download)")
-    state_uploads_max: int = Field(limits.STATE_UPLOADS_MAX, description="newcomers served at once", ge=0, le=64)
+    state_uploads_max: int = Field(
+        limits.STATE_UPLOADS_MAX,
+        description="newcomers served at once; one place is kept for holders of a seat",
+        ge=0,
+        le=64,
+    )
 
     @field_validator("listen", "announce", "initial_peers", "deny_peers", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from noloco_node.core import limits
-from noloco_node.core.types import PeerId, SeatRecord, SeatState
+from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState
 from noloco_node.errors import RecordOutOfTime, RemoteProtocolError
 
 STRIKES_HEALED_PER_S = limits.STRIKES_TO_BAN / limits.BAN_S
@@ -111,6 +111,12 @@ class Doorkeeper:
         """The newest record that this peer itself brought."""
         seen = self._seen.get(peer)
         return None if seen is None else seen[1]
+
+    def leased_seat(self, peer: PeerId) -> Seat | None:
+        record = self.record_of(peer)
+        if record is None or record.expires <= self.wall_ms() or record.state is SeatState.LEAVING:
+            return None
+        return record.seat if self.outranked(record) is None else None
 
     def strike(self, peer: PeerId, reason: str) -> None:
         """One more fault of that peer; enough of them and it is not served for a while."""

@@ -229,12 +229,14 @@ class StateLane:
         here = () if self.seat is None else (self.seat,)
         seats = here if stage is None else {s for s in (*self._shelf.seats(), *here) if s.stage == stage}
         try:
-            found = [newest for seat in sorted(seats) if (newest := self._shelf.newest(seat)) is not None]
+            found = [
+                (*newest, seat.stage) for seat in sorted(seats) if (newest := self._shelf.newest(seat)) is not None
+            ]
             if not found:
                 return None
-            path, outer_step = max(found, key=lambda newest: newest[1])
+            path, outer_step, of_stage = max(found, key=lambda newest: newest[1])
             stamp_ns = path.stat().st_mtime_ns
             head, spans = (b"", ()) if parts is StateParts.WHOLE else self._shelf.excerpt(path, parts)
-            return StateFile(path, outer_step, head, spans, stamp_ns)
+            return StateFile(path, outer_step, head, spans, stamp_ns, of_stage)
         except (BadCheckpoint, OSError):  # it was just replaced by a newer one: who asks again gets that
             return None

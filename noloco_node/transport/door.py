@@ -47,6 +47,11 @@ class Door:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         return peer
 
+    def leased_stage(self, peer: PeerId) -> int | None:
+        """The stage of which an admitted peer holds a live lease; None: of none."""
+        seat = self._gatekeeper.leased_seat(peer)
+        return None if seat is None else seat.stage
+
     @asynccontextmanager
     async def watch(self, context: Context, peer: PeerId) -> AsyncIterator[None]:
         """A RemoteProtocolError inside is a strike against `peer` and ends the call with INVALID_ARGUMENT."""

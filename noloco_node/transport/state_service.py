@@ -7,6 +7,7 @@ import asyncio
 import grpc
 
 from noloco_node.core import limits
+from noloco_node.core.types import PeerId
 from noloco_node.errors import RemoteProtocolError
 from noloco_node.ports import StateParts
 from noloco_node.transport.door import Context, Door
@@ -41,11 +42,13 @@ class StateService:
 
     async def describe(self, request: DescribeRequest, context: Context) -> StateDescription:
         peer = await self._door.admit(context, needs_lease=False)
+        seat = decode_seat(request.seat) if request.HasField("seat") else None
+        leased = self._door.leased_stage(peer)
+        is_guest = leased is None or (seat is not None and seat.stage != leased)
         try:
-            self._shelf.check_room(peer)  # said before a file is read for it
+            self._shelf.check_room(peer, is_guest=is_guest)  # said before a file is read for it
         except ShelfBusy:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
-        seat = decode_seat(request.seat) if request.HasField("seat") else None
         file = await self._shelf.newest(None if seat is None else seat.stage, parts_of(request))
         if file is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no checkpoint yet")
@@ -62,18 +65,19 @@ class StateService:
         peer = await self._door.admit(context, needs_lease=False)
         try:
             async with asyncio.timeout(None) as lasting:
-                with self._shelf.upload(request.digest, peer, lambda: lasting.reschedule(0.0)) as file:
+                stage = self._door.leased_stage(peer)
+                with self._shelf.upload(request.digest, peer, stage, lambda: lasting.reschedule(0.0)) as file:
                     if file is None:
                         await context.abort(grpc.StatusCode.NOT_FOUND, "that checkpoint is gone")
                     assert file is not None
                     async with self._door.watch(context, peer):
-                        await self._send(file, request.offset, context)
+                        await self._send(file, request.offset, peer, context)
         except ShelfBusy:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "too little was read for too long")
 
-    async def _send(self, file: PinnedFile, offset: int, context: Context) -> None:
+    async def _send(self, file: PinnedFile, offset: int, peer: PeerId, context: Context) -> None:
         if offset > file.size_bytes:
             raise RemoteProtocolError("an offset behind the end of the file")
         chunks, pace = 0, Pace(asyncio.get_running_loop().time)
@@ -82,14 +86,14 @@ class StateService:
             await self._write(context, chunk_frame(StateFrame, offset, memoryview(piece)))
             self._meter.sent("state", len(piece))
             offset, chunks = offset + len(piece), chunks + 1
-            self._check_pace(pace, len(piece))
+            self._check_pace(pace, len(piece), peer)
         await self._write(context, end_frame(StateFrame, file.size_bytes, chunks, file.digest))
 
-    def _check_pace(self, pace: Pace, size_bytes: int) -> None:
+    def _check_pace(self, pace: Pace, size_bytes: int, peer: PeerId) -> None:
         """Raises TimeoutError: the peer reads too slowly while others are turned away."""
         began_s = pace.began_s
         pace.moved(size_bytes)
-        if pace.is_too_slow() and self._shelf.refused_since(began_s):
+        if pace.is_too_slow() and self._shelf.refused_since(began_s, peer):
             raise TimeoutError
 
     async def _write(self, context: Context, data: bytes) -> None:

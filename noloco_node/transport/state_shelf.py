@@ -1,7 +1,8 @@
 """Checkpoint files this node gives away: opened once, which pins them, digested once.
 
-Owns open file handles by digest, the cap on uploads, and that a peer has one of them. A file deleted meanwhile
-stays readable through its handle.
+Owns open file handles by digest, the cap on uploads, and who may have one: a peer has one of them, and the last place
+is kept from guests, who hold no live lease of the stage whose state it is. A file deleted meanwhile stays readable
+through its handle.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FileKey = tuple[int, int, int, str]  # device, inode, mtime_ns, parts
 
 
 class ShelfBusy(Exception):
-    """As many uploads as allowed are under way."""
+    """As many uploads as allowed are under way, or only the place that is kept from guests is free."""
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class PinnedFile:
     used_at: float
     head: bytes = b""
     spans: tuple[tuple[int, int], ...] = ()
+    stage: int | None = None
     uses: int = 0
 
     def read(self, offset: int, size_bytes: int) -> bytes:
@@ -70,20 +72,25 @@ class StateShelf:
         self._on_upload = on_upload
         self._pinned: dict[bytes, PinnedFile] = {}
         self._uploads: dict[PeerId, Callable[[], None]] = {}  # how to end each
+        self._guests: set[PeerId] = set()  # of them, those by guests
         self._refused_s = float("-inf")
+        self._guest_refused_s = float("-inf")
         self._describing = asyncio.Lock()
         self._sweep: asyncio.TimerHandle | None = None
 
-    def check_room(self, peer: PeerId) -> None:
-        """Raises ShelfBusy: others have as many uploads as allowed."""
+    def check_room(self, peer: PeerId, *, is_guest: bool) -> None:
+        """Raises ShelfBusy: others have as many uploads as allowed, or other guests all but the last place."""
         uploads_max = limits.STATE_UPLOADS_MAX if self._uploads_max is None else self._uploads_max
         if len(self._uploads.keys() - {peer}) >= uploads_max:
             self._refused_s = self._now()
             raise ShelfBusy
+        if is_guest and len(self._guests - {peer}) >= uploads_max - 1:
+            self._guest_refused_s = self._now()
+            raise ShelfBusy
 
-    def refused_since(self, time_s: float) -> bool:
-        """Whether somebody was turned away after that time of the loop's clock."""
-        return self._refused_s >= time_s
+    def refused_since(self, time_s: float, peer: PeerId) -> bool:
+        """Whether somebody who could have that peer's place was turned away after that time of the loop's clock."""
+        return self._refused_s >= time_s or (peer in self._guests and self._guest_refused_s >= time_s)
 
     def promised(self, seat: Seat) -> int:
         return self._handler.promised(seat)
@@ -116,7 +123,8 @@ class StateShelf:
             spans = found.spans or ((0, stat.st_size),)
             size_bytes = len(found.head) + sum(length for _, length in spans)
             name, key = found.path.name, file_key(stat, parts)
-            file = PinnedFile(name, found.outer_step, size_bytes, b"", handle, key, self._now(), found.head, spans)
+            shown = found.head, spans, found.stage
+            file = PinnedFile(name, found.outer_step, size_bytes, b"", handle, key, self._now(), *shown)
             file.digest = await asyncio.to_thread(digest_file, file)
         except BaseException:
             handle.close()
@@ -129,19 +137,24 @@ class StateShelf:
         return file
 
     @contextmanager
-    def upload(self, digest: bytes, peer: PeerId, end: Callable[[], None]) -> Iterator[PinnedFile | None]:
+    def upload(
+        self, digest: bytes, peer: PeerId, leased_stage: int | None, end: Callable[[], None]
+    ) -> Iterator[PinnedFile | None]:
         """The file of that digest while it is sent; None when it is no longer here. Raises ShelfBusy.
 
-        An upload that the peer has already makes way, since who was cut off comes again: its `end` is called.
+        `leased_stage`: of which the peer holds a live lease; None: of none. An upload that the peer has already makes
+        way, since who was cut off comes again: its `end` is called.
         """
-        self.check_room(peer)
         file = self._pinned.get(digest)
+        is_guest = file is None or leased_stage is None or file.stage != leased_stage
+        self.check_room(peer, is_guest=is_guest)
         if file is None:
             yield None
             return
         if (earlier := self._uploads.get(peer)) is not None:
             earlier()
         self._uploads[peer] = end
+        (self._guests.add if is_guest else self._guests.discard)(peer)
         file.uses += 1
         complete = False
         try:
@@ -151,6 +164,7 @@ class StateShelf:
             self._on_upload(complete)
             if self._uploads.get(peer) is end:
                 del self._uploads[peer]
+                self._guests.discard(peer)
             file.uses -= 1
             file.used_at = self._now()
 

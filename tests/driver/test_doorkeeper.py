@@ -1,5 +1,7 @@
 """Whom a node serves: records judged by themselves, strikes that decay, bans that end."""
 
+from dataclasses import replace
+
 import pytest
 from driver_bench import ME, PEER, THERE, THIRD, WALL_MS, record_of
 
@@ -97,6 +99,18 @@ def test_outranked_peer_is_refused_without_a_strike_and_only_where_a_lease_is_ne
     assert door.admit() == "outranked"
     assert door.admit(needs_lease=False) == ""
     assert door.struck == []
+
+
+def test_seat_leased_is_what_a_peer_showed_itself_and_only_while_the_lease_lives() -> None:
+    door = Door()
+    assert door.keeper.leased_seat(PEER) is None
+    door.records[b"peer"] = replace(door.records[b"peer"], state=SeatState.JOINING)
+    assert door.admit(needs_lease=False) == ""
+    assert door.keeper.leased_seat(PEER) == door.records[b"peer"].seat
+    door.better = record_of(ME, seat=THERE)
+    assert door.keeper.leased_seat(PEER) is None
+    door.better, door.now_s = None, limits.BAN_S * 2
+    assert door.keeper.leased_seat(PEER) is None
 
 
 def strikes(door: Door, count: int) -> None:

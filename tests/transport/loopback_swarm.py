@@ -32,6 +32,7 @@ class Gate:
     seen: list[tuple[PeerId, bytes, bool]] = field(default_factory=list)
     learnt: list[tuple[PeerId, bytes]] = field(default_factory=list)
     strikes: list[tuple[PeerId, str]] = field(default_factory=list)
+    seats: dict[PeerId, Seat] = field(default_factory=dict)  # leased
 
     def own_record(self) -> bytes:
         return self.record
@@ -45,6 +46,9 @@ class Gate:
 
     def strike(self, peer: PeerId, reason: str) -> None:
         self.strikes.append((peer, reason))
+
+    def leased_seat(self, peer: PeerId) -> Seat | None:
+        return self.seats.get(peer)
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Driver:
     tensors: list[tuple[PeerId, int, bytes]] = field(default_factory=list)
     damaged: list[tuple[PeerId, int, str]] = field(default_factory=list)
     file: tuple[Path, int] | None = None
+    stage: int = 0  # of it
     excerpt: tuple[bytes, tuple[tuple[int, int], ...]] = (b"", ())  # head and spans, when parts of it are asked for
     asked: list[tuple[int | None, StateParts]] = field(default_factory=list)
     promises: dict[Seat, int] = field(default_factory=dict)
@@ -109,7 +114,7 @@ class Driver:
         if self.file is None:
             return None
         head, spans = (b"", ()) if parts is StateParts.WHOLE else self.excerpt
-        return StateFile(*self.file, head, spans)
+        return StateFile(*self.file, head, spans, stage=self.stage)
 
     def promised(self, seat: Seat) -> int:
         return self.promises.get(seat, 0)

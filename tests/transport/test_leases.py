@@ -1,5 +1,5 @@
-"""Only holders of a live lease may call the exchange and pipeline services, and offer: with real records, a real roster
-and the real network layer."""
+"""Only holders of a live lease may call the exchange and pipeline services, and offer; a place for a state is kept for
+them. With real records, a real roster and the real network layer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import pytest
 from loopback_streams import LoopbackStreams, Wires
 from loopback_swarm import Driver, micro_batch
 
+from noloco_node.core import limits
 from noloco_node.core.seats import Roster
-from noloco_node.core.types import Seat, SeatRecord, SeatState, Settings
+from noloco_node.core.types import PeerId, Seat, SeatRecord, SeatState, Settings
 from noloco_node.discovery.identity import Identity, load_or_create_identity
 from noloco_node.discovery.records import RecordRules, RecordVerifier, sign_record
 from noloco_node.driver.doorkeeper import Doorkeeper
@@ -28,6 +29,7 @@ from noloco_node.transport.framing import frames_of
 from noloco_node.transport.hop_client import METHOD as RUN_HOP
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork, Handlers
+from noloco_node.transport.state_download import DonorBusy
 from noloco_node.transport.tensors import encode_hop
 from noloco_node.wire import exchange_pb2, node_pb2, pipeline_pb2
 
@@ -198,3 +200,42 @@ async def test_banned_and_barred_callers_are_not_served_whatever_they_hold(
     assert await pair.refusal(method, frames, pair.signed()) == (grpc.StatusCode.PERMISSION_DENIED, reason)
     assert heard_nothing(pair)
     assert pair.roster.records(time.monotonic()) == ()
+
+
+async def with_guests(pair: Pair, folder: Path) -> Path:
+    """The callee gives a state of stage 0, and guests have all the places they may have. Where the state goes."""
+    (folder / "step-3.ckpt").write_bytes(b"weights")
+    pair.heard.file = (folder / "step-3.ckpt", 3)
+    shelf = pair.callee._shelf
+    assert shelf is not None
+    guests = [PeerId(f"guest{n}") for n in range(limits.STATE_UPLOADS_MAX - 1)]
+    shelf._uploads, shelf._guests = dict.fromkeys(guests, int), set(guests)
+    return folder / "fetched"
+
+
+@pytest.mark.parametrize("state", [SeatState.JOINING, SeatState.ACTIVE])
+async def test_holder_of_a_live_lease_of_the_stage_finds_the_place_kept_from_guests(
+    pair: Pair, tmp_path: Path, state: SeatState
+) -> None:
+    into = await with_guests(pair, tmp_path)
+    pair.keeper.carry(pair.signed(state=state))
+    assert (await pair.caller.fetch_state(pair.to.peer_id, into, SEAT)).outer_step == 3
+
+
+@pytest.mark.parametrize("kind", ["no record", "expired", "leaving", "another stage", "outranked"])
+async def test_whoever_holds_no_live_lease_of_the_stage_is_a_guest(pair: Pair, tmp_path: Path, kind: str) -> None:
+    into = await with_guests(pair, tmp_path)
+    pair.keeper.carry(
+        {
+            "no record": b"",
+            "expired": pair.signed(expires=unix_ms() - 1),
+            "leaving": pair.signed(state=SeatState.LEAVING),
+            "another stage": pair.signed(seat=Seat(1, 1)),
+            "outranked": pair.signed(state=SeatState.JOINING),
+        }[kind]
+    )
+    if kind == "outranked":
+        pair.learn(pair.record(peer=pair.other.peer_id, claim=unix_ms() - 20_000))
+    with pytest.raises(DonorBusy):
+        await pair.caller.fetch_state(pair.to.peer_id, into, SEAT)
+    assert pair.strikes == []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loopback_swarm import CAROL, Node, Swarm, until
+from loopback_swarm import ALICE, CAROL, Node, Swarm, until
 
 from noloco_node.core import limits
 from noloco_node.core.types import PeerId, Seat
@@ -179,10 +179,33 @@ async def test_one_peer_has_one_upload_and_leaves_the_rest_to_others(
     await until(lambda: first.done() or any(other.done() for other in others))
     assert len(shelf._uploads) == 1
     carol = await peers.add(CAROL)
+    donor.gate.seats[CAROL] = Seat(0, 1)
     assert (await carol.network.fetch_state(donor.peer, tmp_path / "carol")).outer_step == 12
     for fetching in (first, *others):
         fetching.cancel()
     await asyncio.gather(first, *others, return_exceptions=True)
+
+
+async def test_guests_leave_one_place_to_holders_of_a_lease_of_the_stage(
+    alice: Node, donor: Node, peers: Swarm, into: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A guest turned away may have another guest's place, when that one is slow, and nobody else's."""
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    read_slowly(monkeypatch, 0.02)
+    shelf = donor.network._shelf
+    assert shelf is not None
+    first = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
+    await until(lambda: len(shelf._uploads) == 1)
+    carol = await peers.add(CAROL)
+    for seat in (None, Seat(1, 1)):  # a seat of another stage is as good as none
+        donor.gate.seats = {CAROL: seat} if seat else {}
+        with pytest.raises(DonorBusy):
+            await carol.network.fetch_state(donor.peer, tmp_path / "carol")
+    assert (shelf.refused_since(0.0, ALICE), shelf.refused_since(0.0, CAROL)) == (True, False)
+    donor.gate.seats = {CAROL: Seat(0, 1)}
+    served = asyncio.create_task(carol.network.fetch_state(donor.peer, tmp_path / "carol", Seat(0, 1)))
+    await until(lambda: len(shelf._uploads) == 2)
+    assert (await asyncio.gather(first, served))[1].outer_step == 12
 
 
 async def test_slow_reader_makes_way_only_when_others_are_turned_away(
@@ -268,7 +291,7 @@ async def test_changed_bytes_are_refused_with_a_strike(
 
 
 async def test_early_end_is_refused(alice: Node, donor: Node, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(self: object, file: PinnedFile, offset: int, context: object) -> None:
+    async def at_once(self: object, file: PinnedFile, offset: int, peer: PeerId, context: object) -> None:
         frame = state_service.end_frame(state_service.StateFrame, file.size_bytes, 0, file.digest)
         await context.write(frame)  # type: ignore[attr-defined]
 
@@ -331,7 +354,7 @@ async def test_shelf_closes_a_file_nobody_asks_for_again(donor: Node, monkeypatc
     shelf = StateShelf(donor.driver)
     file = await shelf.newest()
     assert file is not None
-    with shelf.upload(file.digest, PeerId("guest"), int):
+    with shelf.upload(file.digest, PeerId("guest"), None, int):
         await asyncio.sleep(0.1)
         assert not file.handle.closed
     await until(lambda: file.handle.closed)
