@@ -95,7 +95,7 @@ def shown(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_status_shows_the_running_node(node: RunningNode) -> None:
     table = shown("--data-dir", str(node.data_dir))
     assert table.returncode == 0
-    assert "outer step" in table.stdout
+    assert "partner" in table.stdout
     assert re.search(r"0\.0 .*(training|exchanging)", table.stdout)
     assert "…" not in table.stdout
     answer = json.loads(shown("--url", node.info["url"], "--json").stdout)
