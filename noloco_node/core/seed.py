@@ -6,8 +6,9 @@ So sender and receiver, today's version and the next, agree without a message. `
 between versions: a change of one draw is a new protocol version.
 
 A word separates the domains: `pairing` (stage, outer step), `routing` (stage, micro-batch number), `repair`,
-`claim`, `shard`, `init`, `heldout`. Coordinates are integers or strings, each encoded with its type and length, so
-that no two lists of coordinates share an encoding. Must not know: what the draws are for. Source: DESIGN section 3.
+`claim`, `shard`, `init`, `heldout`, `codec`. Coordinates are integers or strings, each encoded with its type and
+length, so that no two lists of coordinates share an encoding. Must not know: what the draws are for. Source: DESIGN
+section 3.
 """
 
 from __future__ import annotations
