@@ -28,7 +28,7 @@ from noloco_node.config.sections import (
     Tokenizer,
 )
 from noloco_node.core import limits
-from noloco_node.core.types import Admit, Clock, Settings
+from noloco_node.core.types import Admit, Clock, Mode, Settings
 from noloco_node.training.settings import DataSettings, OptimizerSettings, TokenizerSettings, TrainingSettings
 
 RUN_ID_BYTES = 16
@@ -61,7 +61,7 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for rule in (_check_seats, _check_outer, _check_schedule, _check_timing, _check_sources):
+        for rule in (_check_seats, _check_outer, _check_mode, _check_schedule, _check_timing, _check_sources):
             rule(self)
         _check_canonical(self)
         check_model(self.model, self.swarm.num_stages)
@@ -111,6 +111,9 @@ class RunSpec(Section):
             inner_steps=outer.inner_steps,
             total_outer_steps=outer.total_outer_steps,
             start_seats=outer.start_seats,
+            mode=Mode.JOINT if outer.mode == "joint" else Mode.OVERLAP,
+            codec=outer.codec,
+            fragments=outer.fragments,
             alpha=outer.alpha,
             beta=outer.beta,
             gamma=outer.gamma,
@@ -138,6 +141,7 @@ class RunSpec(Section):
             tokenizer=self._tokenizer(),
             optimizer=self._optimizer(),
             codec=self.outer.codec,
+            fragments=self.outer.fragments,
             wire_dtype=self.pipeline.wire_dtype,
             autocast=self.dtypes.autocast,
         )
@@ -188,6 +192,18 @@ def _check_outer(spec: RunSpec) -> None:
         )
     if outer.clock == "time" and not outer.start_unix_s:
         raise ValueError('[outer] clock "time" needs start_unix_s, the unix second at which outer step 0 begins')
+
+
+def _check_mode(spec: RunSpec) -> None:
+    outer = spec.outer
+    if (outer.fragments > 1) != (outer.mode == "stream"):
+        raise ValueError(f'[outer] fragments {outer.fragments}: mode "stream" has at least 2, the other modes 1')
+    if outer.mode == "joint":
+        return
+    if outer.clock != "time":
+        raise ValueError(f'[outer] mode "{outer.mode}" needs clock "time": where nobody waits, replicas drift apart')
+    if spec.pipeline.admit == "ordered":
+        raise ValueError(f'[pipeline] admit "ordered" needs [outer] mode "joint": in "{outer.mode}" timing decides')
 
 
 def _check_schedule(spec: RunSpec) -> None:

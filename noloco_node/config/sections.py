@@ -95,7 +95,14 @@ class Outer(Section):
     beta: float = Field(_core["beta"], description="weight of the outer gradient", gt=0)
     gamma: float = Field(_core["gamma"], description="pull towards the partner; 0 < gamma < 2 (1 - alpha)")
     group_size: int = Field(2, description="nodes exchange in pairs")
-    mode: Literal["joint"] = Field("joint", description="joint")
+    mode: Literal["joint", "overlap", "stream"] = Field(
+        "joint",
+        description="joint: training waits for the exchange | overlap: it runs on meanwhile | "
+        "stream: overlap, and an outer step exchanges one of several fragments of the weights",
+    )
+    fragments: int = Field(
+        1, description="stream: into so many parts the weights are cut, exchanged one after the other", ge=1, le=256
+    )
     codec: Literal["float32"] = Field("float32", description="float32")
     clock: Literal["time", "steps"] = Field(
         "time", description="time: due by the wall clock | steps: after inner_steps own steps"

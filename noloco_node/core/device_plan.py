@@ -39,7 +39,8 @@ class DevicePlan:
         self._is_left_over = is_left_over
         self._promises = promises
         self._job: Effect | None = None
-        self._unsaved = False  # an outer step closed, its checkpoint is not on the way yet
+        self._unsaved = False  # all parts were exchanged once more, the checkpoint of it is not on the way yet
+        self._rounds = self._rounds_at(clock.outer_step)
         self._stopping = False
         self._now = 0.0
         self.is_saved_for_stop = False
@@ -58,9 +59,15 @@ class DevicePlan:
         self._job = None
 
     def note(self, effects: list[Effect]) -> list[Effect]:
-        """A step that closes is to be saved."""
-        self._unsaved |= any(isinstance(effect, do.CloseExchange) for effect in effects)
+        """When every fragment was exchanged once more, that is to be saved."""
+        for effect in effects:
+            if isinstance(effect, do.CloseExchange) and self._rounds_at(effect.outer_step + 1) > self._rounds:
+                self._rounds, self._unsaved = self._rounds_at(effect.outer_step + 1), True
         return effects
+
+    def _rounds_at(self, outer_steps: int) -> int:
+        """How often each fragment was exchanged in so many outer steps."""
+        return outer_steps // self._settings.fragments
 
     def next(self, now: float, *, stopping: bool) -> list[Effect]:
         """The next job, if the device is free. `stopping`: finish what is begun, save, begin nothing."""

@@ -8,6 +8,7 @@ waits for its word.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from noloco_node.core import limits
@@ -37,6 +38,7 @@ from noloco_node.core.types import (
     Commit,
     ExchangeMessage,
     Have,
+    Mode,
     Outcome,
     PeerId,
     Ready,
@@ -46,15 +48,31 @@ from noloco_node.core.types import (
     Wait,
 )
 
-CODEC: Final = "float32"  # the only codec of mode `joint`
 WEIGHT: Final = 1.0  # token weights are not in use
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds from the boundary: for the partner to begin, and for the whole exchange."""
+
+    begin_s: float
+    in_all_s: float
+
+
+def patience(settings: Settings) -> Patience:
+    """Waiting holds training up in mode joint. In overlap it costs nothing: half of the outer step is for the trade,
+    the other half for a follower in doubt."""
+    if settings.mode is Mode.OVERLAP:
+        half_s = settings.outer_interval_s / 2
+        return Patience(half_s, half_s)
+    return Patience(settings.grace_s, settings.exchange_max_s)
 
 
 class Exchange:
     """One outer step of the seat `me`. Mutable; lives from the boundary until CLOSED.
 
     `correction_due`: paired, and c is to be added by the parent at the next moment with nothing between forward and
-    backward. `deadline`: start + grace_s until the partner's BEGIN is here, start + exchange_max_s after it.
+    backward. `deadline`: by when the partner's BEGIN must be here; after it, by when all must be over (`patience`).
     """
 
     def __init__(
@@ -118,9 +136,13 @@ class Exchange:
     def is_closed(self) -> bool:
         return self.state is ExchangeState.CLOSED
 
-    def blocks_training(self, now: float) -> bool:
-        """Mode joint: optimizer steps wait in TRADING and in DOUBT up to the deadline, never longer."""
+    def is_pending(self, now: float) -> bool:
+        """TRADING, or in DOUBT up to the deadline."""
         return self.state in (ExchangeState.TRADING, ExchangeState.DOUBT) and now < self.deadline
+
+    def blocks_training(self, now: float) -> bool:
+        """Mode joint: optimizer steps wait while it is pending, never longer. Mode overlap: they never wait."""
+        return self._settings.mode is Mode.JOINT and self.is_pending(now)
 
     @property
     def next_deadline(self) -> float | None:
@@ -146,7 +168,7 @@ class Exchange:
     # --- the boundary -----------------------------------------------------------------------------
 
     def _on_boundary(self, taken: BoundaryTaken, now: float) -> list[Effect]:
-        self._started, self.deadline = now, now + self._settings.grace_s
+        self._started, self.deadline = now, now + patience(self._settings).begin_s
         if self.partner is None:
             return self._close_solo(self._lost)
         self.state = ExchangeState.TRADING
@@ -167,7 +189,7 @@ class Exchange:
         if misfit is not None:
             return self._close_solo(misfit, say=misfit)
         effects = [] if self._theirs.is_known(begin) else self._receive(begin)
-        self.deadline = self._started + self._settings.exchange_max_s
+        self.deadline = self._started + patience(self._settings).in_all_s
         intact = begin.held_digest == self._boundary.tensor_digest
         self._offset = begin.held_bytes if intact and 0 <= begin.held_bytes <= begin.tensor_bytes else 0
         return effects + self._stream()
@@ -246,7 +268,7 @@ class Exchange:
         assert self.partner is not None
         checks = (
             (Reason.SEATS, (begin.sender, begin.receiver), (self.partner.seat, self.me)),
-            (Reason.CODEC, begin.codec, CODEC),
+            (Reason.CODEC, begin.codec, self._settings.codec),
             (Reason.SHAPES, begin.shape_hash, self._boundary.shape_hash),
             (Reason.SIZE, begin.tensor_bytes, self._boundary.tensor_bytes),
             (Reason.WEIGHT, begin.weight, WEIGHT),
@@ -279,7 +301,7 @@ class Exchange:
             self.me,
             self.partner.seat,
             self._incarnation,
-            CODEC,
+            self._settings.codec,
             mine.shape_hash,
             mine.tensor_bytes,
             mine.tensor_digest,
@@ -321,7 +343,7 @@ _S, _X = ExchangeState, Exchange
 _D, _F = Role.DECIDER, Role.FOLLOWER
 _SOLO = "SOLO(reason), CLOSED(solo)"
 _AGREED = """freeze x, local step; TRADING with the partner agreed; deadline = now + grace_s until its BEGIN is here, \
-now + exchange_max_s after it; no partner: CLOSED(solo)"""
+now + exchange_max_s after it (overlap: now + half an outer step for both); no partner: CLOSED(solo)"""
 _FITS = f"""fits: make room for its tensor (a new incarnation or digest: again, from zero), stream x from the offset \
 it holds; else {_SOLO}"""
 _BEGIN = "same tensor: READY again; else the decider began anew: SOLO(reason), drop c, CLOSED(solo)"

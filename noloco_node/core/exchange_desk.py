@@ -99,6 +99,10 @@ class ExchangeDesk:
     def blocks_training(self, now: float) -> bool:
         return self._exchange is not None and self._exchange.blocks_training(now)
 
+    def is_trading(self, now: float) -> bool:
+        """An exchange is open and its deadline lies ahead."""
+        return self._exchange is not None and self._exchange.is_pending(now)
+
     def next_deadline(self, now: float) -> float | None:
         exchange = None if self._exchange is None else self._exchange.next_deadline
         times = [time for time in (self._agreement.next_deadline, exchange) if time is not None]

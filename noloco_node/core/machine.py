@@ -75,7 +75,7 @@ class Machine:
         self.lookout = Lookout(self.settings, self.view)
         self.clock = OuterClock(self.settings, self.start_s)
         self.states = StateChoice(self.settings, self.peer, self.membership.roster)
-        self.standing = Standing()
+        self.standing = Standing(self.settings.stale_steps_max)
 
     # --- entry ------------------------------------------------------------------------------------
 
@@ -375,11 +375,11 @@ class Machine:
             if self.work is None:
                 return out
             out += [*self._pass_untrained(work), *self._begin_work(work)]
-        blocked = work.desk.blocks_training(self._now)
+        blocked, trades = work.desk.blocks_training(self._now), work.desk.is_trading(self._now)
         out += work.flow.hand_back() if blocked else []
         if self.phase in (Phase.TRAINING, Phase.EXCHANGING):
             self.phase = Phase.EXCHANGING if blocked else Phase.TRAINING
-        if self.clock.is_over and not self._farewell.is_under_way and not work.plan.is_unsaved and not blocked:
+        if self.clock.is_over and not self._farewell.is_under_way and not work.plan.is_unsaved and not trades:
             self._end(FINISHED)
         return out
 

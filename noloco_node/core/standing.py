@@ -21,7 +21,8 @@ REFUSALS = frozenset({str(Reason.REFUSED), partners_reason(Reason.REFUSED)})
 class Standing:
     """Of one replica, since its state was loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, stale_steps_max: int = limits.STALE_STEPS_MAX) -> None:
+        self._stale_steps_max = stale_steps_max
         self._outer_step = 0  # up to which the weights are trained
         self._ahead = 0  # how far the stage is
         self._refused: set[PeerId] = set()  # partners with whom nothing could be traded since the last pair
@@ -39,8 +40,8 @@ class Standing:
         self._outer_step = outer_step
 
     def is_far_ahead(self, record: SeatRecord, stage: int) -> bool:
-        """A replica at work in our stage whose checkpoint is more than STALE_STEPS_MAX newer than our weights."""
-        is_near = record.checkpoint_step <= self._outer_step + limits.STALE_STEPS_MAX
+        """A replica at work in our stage whose checkpoint is too many outer steps newer than our weights."""
+        is_near = record.checkpoint_step <= self._outer_step + self._stale_steps_max
         return record.seat.stage == stage and record.state is SeatState.ACTIVE and not is_near
 
     def compare(self, checkpoint_steps: Sequence[int]) -> None:
@@ -59,7 +60,7 @@ class Standing:
         """True once when the running outer step is far ahead of ours: the stage is read before a boundary is taken."""
         if self._doubts_until is not None and now >= self._doubts_until:
             self._doubts_until = None
-        if lag <= limits.STALE_STEPS_MAX or self._doubted_at == self._outer_step:
+        if lag <= self._stale_steps_max or self._doubted_at == self._outer_step:
             return False
         self._doubts_until, self._doubted_at = now + limits.STALE_LOOK_S, self._outer_step
         return True
@@ -80,7 +81,7 @@ class Standing:
     @property
     def reason(self) -> str:
         """Why newer weights are needed; "" when they are not."""
-        if self._ahead > self._outer_step + limits.STALE_STEPS_MAX:
+        if self._ahead > self._outer_step + self._stale_steps_max:
             return f"{self._ahead - self._outer_step} outer steps behind the stage: fetching its state"
         if len(self._refused) >= limits.REFUSALS_MAX:
             return "refused by two partners in a row: fetching the stage's state"

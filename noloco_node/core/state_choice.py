@@ -68,7 +68,7 @@ class StateChoice:
         donors = self._roster.donors(seat.stage, now, apart_from=self._peer)
         newest = _usual(donors)
         own = self._own_of(seat)
-        is_fresh = own is not None and self.kept[own] + limits.STALE_STEPS_MAX >= newest
+        is_fresh = own is not None and self.kept[own] + self._settings.stale_steps_max >= newest
         if own is not None and is_fresh and not (self.distrusts_own and donors):
             return self._load(seat, own)
         if donors:
@@ -83,7 +83,7 @@ class StateChoice:
         """The local checkpoint to begin with: the seat's own, unless another one of its stage is much newer."""
         of_stage = {kept: step for kept, step in self.kept.items() if kept.stage == seat.stage}
         newest = max(of_stage, key=lambda kept: (of_stage[kept], kept == seat), default=None)
-        if newest is None or of_stage.get(seat, -1) + limits.STALE_STEPS_MAX >= of_stage[newest]:
+        if newest is None or of_stage.get(seat, -1) + self._settings.stale_steps_max >= of_stage[newest]:
             return seat if seat in of_stage else newest
         return newest
 
@@ -98,7 +98,7 @@ class StateChoice:
             drawn = draws.key64(self._settings.seed, "donor", self._peer, record.peer, self._round)
             return record.checkpoint_step + 1 < newest, _RANK[record.state], drawn
 
-        good = [record for record in donors if record.checkpoint_step + limits.STALE_STEPS_MAX >= newest]
+        good = [record for record in donors if record.checkpoint_step + self._settings.stale_steps_max >= newest]
         return tuple(record.peer for record in sorted(good, key=place)[: limits.DONORS_ASKED_MAX])
 
     def _has_trained(self, stage: int, now: float) -> bool:

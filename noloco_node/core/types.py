@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from noloco_node.core import limits
+
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id, e.g. "12D3Koo..."
 
 
@@ -50,6 +52,13 @@ class Phase(StrEnum):
 class Clock(StrEnum):
     TIME = "time"
     STEPS = "steps"
+
+
+class Mode(StrEnum):
+    """Whether training waits for the exchange of an outer step, or runs on while x travels (DESIGN 5a)."""
+
+    JOINT = "joint"
+    OVERLAP = "overlap"
 
 
 class Admit(StrEnum):
@@ -110,6 +119,9 @@ class Settings:
     micro_batches: int  # M, admitted per inner step and replica
     inner_steps: int  # H
     total_outer_steps: int  # 0 = no end
+    mode: Mode = Mode.JOINT
+    codec: str = "float32"  # of x on its way
+    fragments: int = 1  # an outer step exchanges one of so many parts of the weights, the next one the next part
     start_seats: int = 0  # active seats that must be known before a new run draws its first micro-batch
     alpha: float = 0.5
     beta: float = 0.7
@@ -127,6 +139,11 @@ class Settings:
     idle_close_s: float = 10.0
     queue_max: int = 2  # deep queues tie the swarm to its slowest replica
     inflight_extra: int = 1  # micro-batches in flight beyond num_stages - stage, to hide the latency
+
+    @property
+    def stale_steps_max(self) -> int:
+        """Outer steps behind its stage after which a replica fetches state."""
+        return limits.STALE_STEPS_MAX * self.fragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +177,7 @@ class Begin:
     sender: Seat
     receiver: Seat
     incarnation: int
-    codec: str  # "float32"
+    codec: str
     shape_hash: str  # of the stage's parameter names and shapes
     tensor_bytes: int
     tensor_digest: bytes  # of the encoded x, 32 bytes

@@ -195,10 +195,9 @@ class StateLane:
         records = self._machine.membership.roster.donors(seat.stage, -math.inf)  # such as ran out, too
         return next((record.checkpoint_step for record in records if record.peer == donor), 0)
 
-    @staticmethod
-    def _check_as_announced(state: LoadedState, announced: int) -> None:
+    def _check_as_announced(self, state: LoadedState, announced: int) -> None:
         """A donor that says it is further than its file would be asked again and again. Raises BadCheckpoint."""
-        if state.outer_step + limits.STALE_STEPS_MAX < announced:
+        if state.outer_step + self._machine.settings.stale_steps_max < announced:
             raise BadCheckpoint(f"the donor's state is of outer step {state.outer_step}, it announced {announced}")
 
     # --- out --------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The weights of one simulated replica: fast, slow and momentum are three Fractions, so sums can be checked exactly.
+"""The weights of one simulated replica: fast, slow and momentum are three Fractions for each fragment, so sums can be
+checked exactly.
 
 Owns what the training thread owns in a real node: weights, open exchanges, graphs between forward and backward, and
 the checkpoints on the disk. The outer update is the product's own (`core.outer_update`). Must not know time, peers.
@@ -32,7 +33,7 @@ class Checkpoint:
     outer_step: int
     inner_step: int
     data_next: int
-    weights: Weights
+    weights: tuple[Weights, ...]  # by fragment
     last: ClosedStep | None = None
     promised: tuple[tuple[int, int], ...] = ()  # (replica, data_next) of the stage's seats
 
@@ -67,24 +68,28 @@ class Disk:
 class Replica:
     """One state of one seat."""
 
-    def __init__(self, seat: Seat, weights: Weights | None = None) -> None:
+    def __init__(self, seat: Seat, fragments: int = 1, weights: tuple[Weights, ...] | None = None) -> None:
         first = Fraction(seat.stage + 1)
         self.seat = seat
-        self.weights = weights or Weights(first, first, Fraction(0))
+        self._weights = list(weights or fragments * (Weights(first, first, Fraction(0)),))
         self.graphs: set[int] = set()  # calls between forward and backward
         self.exchanges: dict[int, OpenExchange] = {}
 
+    @property
+    def weights(self) -> tuple[Weights, ...]:
+        return tuple(self._weights)
+
     def inner_step(self, gradient: Fraction) -> None:
-        w = self.weights
-        self.weights = Weights(w.theta + gradient, w.phi, w.delta)
+        self._weights = [Weights(w.theta + gradient, w.phi, w.delta) for w in self._weights]
 
     def take_boundary(self, outer_step: int, digest: bytes) -> Fraction:
         """Freeze x, step locally; returns x."""
-        w = self.weights
+        fragment = outer_step % len(self._weights)
+        w = self._weights[fragment]
         outer_gradient = w.theta - w.phi
         x = outer_update.exchanged(outer_gradient, w.phi, COEFFICIENTS)
         delta, phi = outer_update.local_step(w.delta, outer_gradient, w.phi, COEFFICIENTS)
-        self.weights = Weights(phi, phi, delta)
+        self._weights[fragment] = Weights(phi, phi, delta)
         self.exchanges[outer_step] = OpenExchange(x, digest)
         return x
 
@@ -109,6 +114,8 @@ class Replica:
         """The exchange that is over, and by how much phi moved. KeyError when nothing of that step is kept."""
         mine = self.exchanges[outer_step]
         assert mine.c is not None, f"no correction is kept for outer step {outer_step}"
-        w, c = self.weights, mine.c
-        self.weights = Weights(*(outer_update.add(value, c) for value in (w.theta, w.phi, w.delta)))
-        return mine, self.weights.phi - w.phi
+        fragment, c = outer_step % len(self._weights), mine.c
+        w = self._weights[fragment]
+        moved = Weights(*(outer_update.add(value, c) for value in (w.theta, w.phi, w.delta)))
+        self._weights[fragment] = moved
+        return mine, moved.phi - w.phi

@@ -6,10 +6,10 @@ fault is carried out (`sim.faults`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from noloco_node.core.types import Clock
+from noloco_node.core.types import Clock, Mode
 from noloco_node.sim.weather import Rates
 
 CALM: Final = Rates()
@@ -30,6 +30,8 @@ class Scenario:
     first: float = 1.0
     last: float = 3.5
     clock: Clock = Clock.TIME
+    mode: Mode = Mode.JOINT
+    fragments: int = 1
     rates: Rates = CALM  # at all times
     faulty: Rates | None = None  # between first and last
     speeds: tuple[float, float] = (1.0, 1.0)  # of the time for one micro-batch
@@ -111,6 +113,23 @@ _ALL = (
         dht_down=1,
         dht_split=1,
     ),
+    Scenario(
+        "overlap",
+        "training runs on while the weights travel, a third of them in each outer step; nothing goes wrong",
+        outer_steps=9,
+        first=0.0,
+        last=0.0,
+        mode=Mode.OVERLAP,
+        fragments=3,
+    ),
+)
+_STORM: Final = next(scenario for scenario in _ALL if scenario.name == "storm")
+_UNDER_OVERLAP: Final = replace(
+    _STORM,
+    name="overlap_storm",
+    says="everything at once while training runs on during the exchanges",
+    mode=Mode.OVERLAP,
+    fragments=3,
 )
 
-SCENARIOS: Final[dict[str, Scenario]] = {scenario.name: scenario for scenario in _ALL}
+SCENARIOS: Final[dict[str, Scenario]] = {scenario.name: scenario for scenario in (*_ALL, _UNDER_OVERLAP)}

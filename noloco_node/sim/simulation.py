@@ -64,6 +64,8 @@ def settings_of(run: Run, scenario: Scenario) -> Settings:
         micro_batches=2,
         inner_steps=INNER_STEPS,
         total_outer_steps=scenario.outer_steps,
+        mode=scenario.mode,
+        fragments=scenario.fragments,
         clock=scenario.clock,
         outer_interval_s=INTERVAL_S,
         grace_s=8.0,

@@ -31,7 +31,7 @@ class Found:
     outer_step: int = 0
     inner_step: int = 0
     data_next: int = 0
-    weights: Weights | None = None
+    weights: tuple[Weights, ...] | None = None
     last: ClosedStep | None = None
     promised: tuple[tuple[int, int], ...] = ()
 
@@ -126,7 +126,7 @@ class StateLane:
     @staticmethod
     def _donated(seat: Seat, file: Checkpoint) -> Found:
         """Slow weights and momentum; of the data what the donor knows of this seat's last promise."""
-        slow = Weights(file.weights.phi, file.weights.phi, file.weights.delta)
+        slow = tuple(Weights(w.phi, w.phi, w.delta) for w in file.weights)
         promise = dict(file.promised).get(seat.replica, 0)
         return Found(seat, "peer", file.outer_step, data_next=promise, weights=slow)
 
@@ -137,7 +137,7 @@ class StateLane:
             return
         node.micro_batches.forget_all()
         node.exchanges.forget_all()
-        node.replica = Replica(found.seat, found.weights)
+        node.replica = Replica(found.seat, node.swarm.settings.fragments, found.weights)
         number = len(node.ledger.tenures) + 1
         node.ledger.tenures.append(
             Tenure(

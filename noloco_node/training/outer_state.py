@@ -1,8 +1,9 @@
 """Slow weights and momentum of one stage, and the outer step on them (DESIGN section 2, paper section 3.2).
 
 Owns phi and delta (float32, flat, one element per parameter element in name order) and, per open outer step, the
-frozen x and the correction c. Changes the fast weights theta only at a boundary and when a correction is added. Must
-not know who the partner is or how bytes travel.
+frozen x of its fragment and the correction c. Changes the fast weights theta only at a boundary and when a correction
+is added. Outer step k works on fragment k mod F; all else in the stage is left alone. Must not know who the partner is
+or how bytes travel.
 
 At the boundary the local step (group size 1) is taken at once; the partner's part comes later as c = (x_b - x_a) / 2,
 of opposite sign on the two sides bit for bit: both subtract the same float32 numbers as sent, element by element.
@@ -12,16 +13,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noloco_node.core import outer_update
 from noloco_node.core.outer_update import Coefficients
 from noloco_node.errors import LocalProtocolError
 from noloco_node.ports import Boundary, Verdict
+from noloco_node.training.fragments import Fragment, Piece, cut, parameter_slices
 from noloco_node.training.initialisation import shape_hash
 from noloco_node.training.norm_gauge import NormGauge
 from noloco_node.training.stage import Stage
@@ -32,8 +33,10 @@ FLOAT_BYTES = 4
 
 @dataclass(slots=True)
 class OpenExchange:
-    """x of one outer step (flat, host) and, once the partner's tensor is verified, c (flat, device)."""
+    """x of one outer step (flat, host) and, once the partner's tensor is verified, c (flat, device), both of one
+    fragment."""
 
+    fragment: Fragment
     exchanged: Tensor
     correction: Tensor | None = None
 
@@ -41,12 +44,13 @@ class OpenExchange:
 class OuterState:
     """phi, delta and open exchanges of a materialised stage."""
 
-    def __init__(self, stage: Stage, coefficients: Coefficients) -> None:
+    def __init__(self, stage: Stage, coefficients: Coefficients, fragments: int = 1) -> None:
         self._coefficients = coefficients
-        self._gauge = NormGauge()
         self._open: dict[int, OpenExchange] = {}
         self._parameters = dict(sorted(stage.named_parameters()))
-        self._slices = _slices(self._parameters)
+        self._slices = parameter_slices(self._parameters)
+        self._fragments = cut(self._slices, fragments)
+        self._gauges = self._new_gauges()
         self.shape_hash = shape_hash(stage)
         device = next(stage.parameters()).device
         self._slow = torch.zeros(self.size, device=device)
@@ -78,17 +82,19 @@ class OuterState:
 
     @torch.no_grad()
     def take_boundary(self, outer_step: int) -> Boundary:
-        """Freeze x = beta*Delta + gamma*phi, then step locally: delta, phi and theta <- phi."""
-        frozen = torch.empty(self.size)
-        for name, theta in self._parameters.items():
-            phi, delta = self._view(self._slow, name), self._view(self._momentum, name)
+        """Freeze x = beta*Delta + gamma*phi of the step's fragment, then step locally: delta, phi and theta <- phi."""
+        fragment = self._fragments[outer_step % len(self._fragments)]
+        frozen = torch.empty(fragment.size)
+        for piece in fragment.pieces:
+            theta = self._fast(piece)
+            phi, delta = self._slow[piece.of_vector], self._momentum[piece.of_vector]
             outer_gradient = theta - phi
-            self._view(frozen, name).copy_(outer_update.exchanged(outer_gradient, phi, self._coefficients))
+            frozen[piece.of_fragment].copy_(outer_update.exchanged(outer_gradient, phi, self._coefficients))
             stepped_delta, stepped_phi = outer_update.local_step(delta, outer_gradient, phi, self._coefficients)
             delta.copy_(stepped_delta)
             phi.copy_(stepped_phi)
             theta.copy_(phi)
-        self._open[outer_step] = OpenExchange(frozen)
+        self._open[outer_step] = OpenExchange(fragment, frozen)
         encoded = host_bytes(frozen)
         return Boundary(encoded, hashlib.blake2b(encoded, digest_size=32).digest(), self.shape_hash)
 
@@ -102,17 +108,19 @@ class OuterState:
         exchange = self._open.get(outer_step)
         if exchange is None:
             return Verdict(f"nothing is kept for outer step {outer_step}", math.nan, math.nan)
-        if tensor.nbytes != self.tensor_bytes:
-            return Verdict(f"tensor has {tensor.nbytes} bytes, expected {self.tensor_bytes}", math.nan, math.nan)
+        expected = exchange.fragment.size * FLOAT_BYTES
+        if tensor.nbytes != expected:
+            return Verdict(f"tensor has {tensor.nbytes} bytes, expected {expected}", math.nan, math.nan)
         partner = flat_tensor(tensor, torch.float32)
-        if not all(bool(torch.isfinite(partner[part]).all()) for part in self._slices.values()):
+        pieces = exchange.fragment.pieces
+        if not all(bool(torch.isfinite(partner[piece.of_fragment]).all()) for piece in pieces):
             return Verdict("tensor is not finite", math.nan, math.nan)
-        correction = self._correction(exchange.exchanged, partner)
+        correction = self._correction(exchange, partner)
         norm = float(torch.linalg.vector_norm(correction, dtype=torch.float64))
-        reason = self._gauge.judge(norm)
+        reason = self._gauges[exchange.fragment.number].judge(norm)
         if not reason:
             exchange.correction = correction
-        return Verdict(reason, norm, self._spread(norm))
+        return Verdict(reason, norm, self._spread(norm, correction.numel()))
 
     @torch.no_grad()
     def add_correction(self, outer_step: int) -> None:
@@ -120,9 +128,9 @@ class OuterState:
         exchange = self._open.get(outer_step)
         if exchange is None or exchange.correction is None:
             raise LocalProtocolError(f"no correction is kept for outer step {outer_step}")
-        for name, theta in self._parameters.items():
-            c = self._view(exchange.correction, name)
-            for value in (self._view(self._momentum, name), self._view(self._slow, name), theta):
+        for piece in exchange.fragment.pieces:
+            c = exchange.correction[piece.of_fragment]
+            for value in (self._momentum[piece.of_vector], self._slow[piece.of_vector], self._fast(piece)):
                 value.copy_(outer_update.add(value, c))
         exchange.correction = None
 
@@ -138,27 +146,25 @@ class OuterState:
     def forget_exchanges(self) -> None:
         """Other weights were loaded: what was frozen of the old ones is void."""
         self._open.clear()
-        self._gauge = NormGauge()
+        self._gauges = self._new_gauges()
 
-    def _correction(self, own: Tensor, partner: Tensor) -> Tensor:
-        correction = torch.empty_like(self._slow)
-        for part in self._slices.values():
-            correction[part] = outer_update.correction(own[part], partner[part], self._coefficients)
+    def _new_gauges(self) -> list[NormGauge]:
+        """One for each fragment: embeddings and layers move at different paces."""
+        return [NormGauge() for _ in self._fragments]
+
+    def _correction(self, exchange: OpenExchange, partner: Tensor) -> Tensor:
+        correction = torch.empty(exchange.fragment.size, device=self._slow.device)
+        for piece in exchange.fragment.pieces:
+            part = piece.of_fragment
+            correction[part] = outer_update.correction(exchange.exchanged[part], partner[part], self._coefficients)
         return correction
 
-    def _spread(self, norm: float) -> float:
-        return 2 * norm / math.sqrt(self.size) / self._coefficients.gamma
+    def _spread(self, norm: float, values: int) -> float:
+        return 2 * norm / math.sqrt(values) / self._coefficients.gamma
+
+    def _fast(self, piece: Piece) -> Tensor:
+        """The part of theta that lies in the piece: a flat view."""
+        return self._parameters[piece.name].view(-1)[piece.of_parameter]
 
     def _view(self, flat: Tensor, name: str) -> Tensor:
         return flat[self._slices[name]].view(self._parameters[name].shape)
-
-
-def _slices(parameters: dict[str, nn.Parameter]) -> dict[str, slice]:
-    return dict(_walk(parameters))
-
-
-def _walk(parameters: dict[str, nn.Parameter]) -> Iterator[tuple[str, slice]]:
-    start = 0
-    for name, parameter in parameters.items():
-        yield name, slice(start, start + parameter.numel())
-        start += parameter.numel()

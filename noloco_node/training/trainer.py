@@ -275,7 +275,7 @@ def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrain
         wire_dtype=settings.wire_dtype,
         autocast=settings.autocast,
     )
-    outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma))
+    outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma), settings.fragments)
     return StageTrainer(settings, place, stage, InnerOptimizer(stage, settings.optimizer), outer, graphs, reader)
 
 

@@ -49,7 +49,7 @@ def test_run_id_ignores_order_comments_and_written_out_defaults() -> None:
 
 def test_run_id_is_the_contract_between_versions() -> None:
     """A change here splits running swarms: it needs a new protocol version."""
-    assert preset("tiny").run_id == "a23db6490fac3c8f36eec03b92b57541"
+    assert preset("tiny").run_id == "4a31c9f7164e7e00618c1580a45785d8"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,10 @@ BAD = [
     (changed("outer", "gamma", "0.0"), "gamma 0 must be above 0"),
     (changed("outer", "alpha", "0.9"), r"gamma 0.7 must be .* = 0.2"),
     (changed("outer", "group_size", "4"), "group_size 4: .*only 2 is accepted"),
-    (changed("outer", "mode", '"overlap"'), r"\[outer\] mode = 'overlap'"),
+    (changed("outer", "mode", '"rotation"'), r"\[outer\] mode = 'rotation'"),
+    (changed("outer", "mode", '"overlap"'), 'mode "overlap" needs clock "time"'),
+    (changed("outer", "mode", '"stream"'), 'fragments 1: mode "stream" has at least 2'),
+    (changed("outer", "fragments", "4"), 'fragments 4: mode "stream" has at least 2'),
     (changed("outer", "codec", '"int8"'), r"\[outer\] codec = 'int8'"),
     (changed("outer", "clock", '"time"'), "needs start_unix_s"),
     (changed("outer", "alpha", '"half"'), r"\[outer\] alpha = 'half': input should be a valid number"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core.exchange import patience
 from noloco_node.core.types import Phase
 from noloco_node.sim.checkers.checker import Checker
 from noloco_node.sim.ledger import OuterStep
@@ -20,6 +21,7 @@ class Waiting(Checker):
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)
+        self._patience = patience(swarm.settings)
         self._open: dict[int, OuterStep] = {}  # by node number
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
@@ -35,8 +37,7 @@ class Waiting(Checker):
         if step is None:
             return
         self._open[node.number] = step
-        settings = self.swarm.settings
-        for limit_s in (settings.grace_s, settings.exchange_max_s):
+        for limit_s in (self._patience.begin_s, self._patience.in_all_s):
             self.swarm.clock.at(step.begun_s + limit_s + 2 * TOLERANCE_S, lambda: self._look(node, step))
 
     def _look(self, node: VirtualNode, step: OuterStep) -> None:
@@ -50,8 +51,8 @@ class Waiting(Checker):
         if is_over or tenure is None or tenure.number != step.tenure:
             del self._open[node.number]
             return
-        settings, now = self.swarm.settings, self.swarm.clock.now
-        limit_s = settings.grace_s if step.begin_heard_s is None else settings.exchange_max_s
+        now = self.swarm.clock.now
+        limit_s = self._patience.begin_s if step.begin_heard_s is None else self._patience.in_all_s
         resumed_s = node.ledger.pauses[-1][1] if node.ledger.pauses else 0.0
         if now <= max(step.begun_s + limit_s, resumed_s) + TOLERANCE_S:
             return
