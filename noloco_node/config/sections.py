@@ -103,7 +103,9 @@ class Outer(Section):
     fragments: int = Field(
         1, description="stream: into so many parts the weights are cut, exchanged one after the other", ge=1, le=256
     )
-    codec: Literal["float32"] = Field("float32", description="float32")
+    codec: Literal["float32", "bfloat16", "int8", "int4", "lattice5", "lattice4"] = Field(
+        "float32", description="of the weights on their way: float32 | bfloat16 | int8 | int4 | lattice5 | lattice4"
+    )
     clock: Literal["time", "steps"] = Field(
         "time", description="time: due by the wall clock | steps: after inner_steps own steps"
     )

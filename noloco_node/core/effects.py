@@ -208,7 +208,7 @@ class RunInnerStep:
 
 @dataclass(frozen=True, slots=True)
 class TakeBoundary:
-    """Device job: freeze x = beta*Delta + gamma*phi, take the local step, encode x. -> BoundaryTaken."""
+    """Device job: freeze x = beta*Delta + gamma*phi and take the local step. -> BoundaryTaken."""
 
     outer_step: int
 
@@ -254,7 +254,7 @@ class ReceiveTensor:
     outer_step: int
     peer: PeerId
     tensor_bytes: int
-    tensor_digest: bytes
+    tensor_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +268,7 @@ class StreamTensor:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTensor:
-    """On the device's thread, out of its order: check the partner's x, compute c. -> TensorVerified | TensorRefused."""
+    """Beside the device: check the partner's x, compute c. -> TensorVerified | TensorRefused."""
 
     outer_step: int
 

@@ -214,12 +214,16 @@ class InnerStepDone:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryTaken:
-    """x is frozen and the local step taken (DESIGN 2): the state a correction will be added to."""
+    """x is frozen and the local step taken (DESIGN 2): the state a correction will be added to.
+
+    `is_finite` False: x is not fit to be sent.
+    """
 
     outer_step: int
     tensor_bytes: int
-    tensor_digest: bytes
+    tensor_id: bytes
     shape_hash: str
+    is_finite: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +250,7 @@ class ExchangeOpened:
     outer_step: int
     peer: PeerId
     held_bytes: int = 0  # of the partner's tensor, received so far
-    held_digest: bytes = b""
+    held_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,8 @@ class Exchange:
         self._started, self.deadline = now, now + patience(self._settings).begin_s
         if self.partner is None:
             return self._close_solo(self._lost)
+        if not taken.is_finite:
+            return self._close_solo(Reason.NOT_FINITE)
         self.state = ExchangeState.TRADING
         decides = self.role is Role.DECIDER
         effects: list[Effect] = [OpenExchange(self.outer_step, self.partner.peer, decider=decides)]
@@ -190,7 +192,7 @@ class Exchange:
             return self._close_solo(misfit, say=misfit)
         effects = [] if self._theirs.is_known(begin) else self._receive(begin)
         self.deadline = self._started + patience(self._settings).in_all_s
-        intact = begin.held_digest == self._boundary.tensor_digest
+        intact = begin.held_id == self._boundary.tensor_id
         self._offset = begin.held_bytes if intact and 0 <= begin.held_bytes <= begin.tensor_bytes else 0
         return effects + self._stream()
 
@@ -304,10 +306,10 @@ class Exchange:
             self._settings.codec,
             mine.shape_hash,
             mine.tensor_bytes,
-            mine.tensor_digest,
+            mine.tensor_id,
             WEIGHT,
             opened.held_bytes,
-            opened.held_digest,
+            opened.held_id,
         )
 
     def _say_have(self, now: float) -> list[Effect]:
@@ -343,7 +345,7 @@ _S, _X = ExchangeState, Exchange
 _D, _F = Role.DECIDER, Role.FOLLOWER
 _SOLO = "SOLO(reason), CLOSED(solo)"
 _AGREED = """freeze x, local step; TRADING with the partner agreed; deadline = now + grace_s until its BEGIN is here, \
-now + exchange_max_s after it (overlap: now + half an outer step for both); no partner: CLOSED(solo)"""
+now + exchange_max_s after it (overlap: now + half an outer step for both); no partner, or x not finite: CLOSED(solo)"""
 _FITS = f"""fits: make room for its tensor (a new incarnation or digest: again, from zero), stream x from the offset \
 it holds; else {_SOLO}"""
 _BEGIN = "same tensor: READY again; else the decider began anew: SOLO(reason), drop c, CLOSED(solo)"

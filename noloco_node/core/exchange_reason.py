@@ -23,6 +23,7 @@ class Reason(StrEnum):
     SHAPES = "other shapes"
     SIZE = "other size"
     WEIGHT = "other weight"
+    NOT_FINITE = "own tensor not finite"
     DAMAGED = "tensor damaged"
     REFUSED = "tensor refused"
     RESTARTED = "partner restarted"

@@ -47,14 +47,14 @@ class PartnerTensor:
         known = self._begin
         if known is None:
             return False
-        return (known.incarnation, known.tensor_digest) == (begin.incarnation, begin.tensor_digest)
+        return (known.incarnation, known.tensor_id) == (begin.incarnation, begin.tensor_id)
 
     def announce(self, begin: Begin, peer: PeerId) -> list[Effect]:
         """Make room for the tensor of `begin`; one that came before it is void."""
         self._void_verdicts += self._copy is Copy.CHECKING
         dropped = self.drop()
         self._begin, self._copy = begin, Copy.ARRIVING
-        return [*dropped, ReceiveTensor(self._outer_step, peer, begin.tensor_bytes, begin.tensor_digest)]
+        return [*dropped, ReceiveTensor(self._outer_step, peer, begin.tensor_bytes, begin.tensor_id)]
 
     def complete(self) -> list[Effect]:
         """All bytes are here (perhaps once more): check them, once."""

@@ -180,10 +180,10 @@ class Begin:
     codec: str
     shape_hash: str  # of the stage's parameter names and shapes
     tensor_bytes: int
-    tensor_digest: bytes  # of the encoded x, 32 bytes
+    tensor_id: bytes  # names this very x, 32 bytes
     weight: float = 1.0
     held_bytes: int = 0
-    held_digest: bytes = b""
+    held_id: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,11 +362,14 @@ class Driver:
         self.feed(ev.OfferReceived(ticket, offer, peer))
         return self.exchanges.answers.pop(ticket, OfferAnswer.LATER)
 
-    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_digest: bytes) -> None:
-        self.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_digest))
+    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_id: bytes) -> None:
+        self.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_id))
 
     def exchange_message(self, peer: PeerId, message: ExchangeMessage) -> None:
         self.feed(ev.ExchangeMessageReceived(peer, message))
+
+    def tensor_head(self, peer: PeerId, outer_step: int, head: memoryview) -> None:
+        self.spawn(self.exchanges.meet(outer_step, head))
 
     def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None:
         self.exchanges.partner_tensors[outer_step] = tensor

@@ -52,7 +52,9 @@ class ExchangeLane:
             return
         self._boundaries[effect.outer_step] = boundary
         self._driver.feed(
-            ev.BoundaryTaken(effect.outer_step, boundary.tensor.nbytes, boundary.digest, boundary.shape_hash)
+            ev.BoundaryTaken(
+                effect.outer_step, boundary.tensor_bytes, boundary.tensor_id, boundary.shape_hash, boundary.is_finite
+            )
         )
 
     async def _send_offer(self, effect: do.SendOffer) -> None:
@@ -73,13 +75,26 @@ class ExchangeLane:
         self._driver.peers.exchange.send(effect.peer, effect.message)
 
     def _receive(self, effect: do.ReceiveTensor) -> None:
-        self._driver.peers.exchange.expect(effect.peer, effect.outer_step, effect.tensor_bytes, effect.tensor_digest)
+        boundary = self._boundaries.get(effect.outer_step)
+        if boundary is None:
+            return
+        self._driver.device.await_head(effect.outer_step)
+        hub, size = self._driver.peers.exchange, effect.tensor_bytes
+        hub.expect(effect.peer, effect.outer_step, size, effect.tensor_id, boundary.head_bytes)
+
+    async def meet(self, outer_step: int, head: memoryview) -> None:
+        """Nobody's sketch fits but one in range: the partner sent what cannot be."""
+        if outer_step not in self._boundaries:
+            return
+        try:
+            await self._driver.device.meet(outer_step, head)
+        except RemoteProtocolError as fault:
+            self._driver.feed(ev.TensorDamaged(outer_step, str(fault)))
 
     def _stream(self, effect: do.StreamTensor) -> None:
-        boundary = self._boundaries.get(effect.outer_step)
-        if boundary is not None:
-            hub = self._driver.peers.exchange
-            hub.stream(effect.peer, effect.outer_step, boundary.tensor, boundary.digest, effect.offset)
+        if effect.outer_step in self._boundaries:
+            source = self._driver.device.source(effect.outer_step)
+            self._driver.peers.exchange.stream(effect.peer, effect.outer_step, source, effect.offset)
 
     async def _verify(self, effect: do.VerifyTensor) -> None:
         tensor = self.partner_tensors.get(effect.outer_step)

@@ -170,8 +170,8 @@ class ExchangeLane:
         step.peer = effect.peer
         self._link(effect.outer_step, effect.peer).want(self._node)
 
-    def opened(self, outer_step: int, peer: PeerId, held_bytes: int, held_digest: bytes) -> None:
-        self._node.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_digest))
+    def opened(self, outer_step: int, peer: PeerId, held_bytes: int, held_id: bytes) -> None:
+        self._node.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_id))
 
     def _send(self, effect: do.SendExchange) -> None:
         node, message = self._node, effect.message
@@ -195,7 +195,7 @@ class ExchangeLane:
             step.begin_heard_s = self._node.clock.now  # a BEGIN that came before the boundary
         link = self.links.get((effect.outer_step, effect.peer))
         if link is not None:
-            link.expect(self._node, effect.tensor_digest, effect.tensor_bytes)
+            link.expect(self._node, effect.tensor_id, effect.tensor_bytes)
 
     def _stream(self, effect: do.StreamTensor) -> None:
         step, link = self._node.ledger.step(effect.outer_step), self.links.get((effect.outer_step, effect.peer))

@@ -1,7 +1,8 @@
 """The training thread: the `Trainer` port over a `StageTrainer`.
 
-Owns three threads: the one that owns the device (jobs in call order), the one that reads data, the one that writes
-checkpoints. Decides nothing. Must not know what the jobs are for.
+Owns four threads: the one that owns the device (jobs in call order), the one that reads data, the one that writes
+checkpoints, and the one that encodes and decodes what is exchanged, so that training goes on meanwhile. Decides
+nothing. Must not know what the jobs are for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from noloco_node.errors import LocalProtocolError
 from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
 from noloco_node.training.device import memory_guard
 from noloco_node.training.drawn_mark import DrawnMark
+from noloco_node.training.exchange_tensor import ExchangeTensor
 from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.trainer import StageTrainer, build_trainer
 
@@ -41,6 +43,8 @@ class TrainingLane:
         self._device = ThreadPoolExecutor(1, "noloco-train", self._set_threads)
         self._reader = ThreadPoolExecutor(1, "noloco-read")
         self._writer = ThreadPoolExecutor(1, "noloco-save")
+        self._exchanger = ThreadPoolExecutor(1, "noloco-exchange", torch.set_num_threads, (1,))
+        self._met: dict[int, asyncio.Event] = {}  # by outer step: what follows the head of our tensor can be made
 
     @property
     def tensor_bytes(self) -> int:
@@ -94,10 +98,33 @@ class TrainingLane:
         return await self._run(partial(self._built().inner_step, tokens=tokens, position=position))
 
     async def take_boundary(self, outer_step: int) -> Boundary:
-        return await self._run(partial(self._built().take_boundary, outer_step))
+        boundary = await self._run(partial(self._built().take_boundary, outer_step))
+        met = self._met[outer_step] = asyncio.Event()
+        if not boundary.head_bytes:
+            met.set()
+        return boundary
+
+    def source(self, outer_step: int) -> LaneSource:
+        return LaneSource(self, outer_step, self._built().outer.tensor(outer_step))
+
+    def await_head(self, outer_step: int) -> None:
+        if outer_step in self._met and self._built().outer.tensor(outer_step).head_bytes:
+            self._met[outer_step].clear()
+
+    async def meet(self, outer_step: int, head: memoryview) -> None:
+        await self.beside(lambda: self._built().outer.tensor(outer_step).meet(head))
+        if outer_step in self._met:
+            self._met[outer_step].set()
+
+    async def can_encode(self, outer_step: int) -> None:
+        """Waits until the partner's head is met. Raises LocalProtocolError when the tensor was released."""
+        met = self._met.get(outer_step)
+        if met is None:
+            raise LocalProtocolError(f"nothing is kept for outer step {outer_step}")
+        await met.wait()
 
     async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
-        return await self._run(partial(self._built().verify, outer_step, tensor))
+        return await self.beside(partial(self._built().verify, outer_step, tensor))
 
     async def add_correction(self, outer_step: int) -> None:
         await self._run(partial(self._built().add_correction, outer_step))
@@ -106,6 +133,7 @@ class TrainingLane:
         await self._run(partial(self._built().drop_correction, outer_step))
 
     async def release_exchange(self, outer_step: int) -> None:
+        self._met.pop(outer_step, None)
         await self._run(partial(self._built().release_exchange, outer_step))
 
     async def save_checkpoint(
@@ -131,8 +159,12 @@ class TrainingLane:
         await self._run(self._forget_all)
         if self._trainer is not None:
             await asyncio.get_running_loop().run_in_executor(self._reader, self._trainer.close_reader)
-        for threads in (self._device, self._reader, self._writer):
+        for threads in (self._device, self._reader, self._writer, self._exchanger):
             await asyncio.to_thread(threads.shutdown, cancel_futures=threads is not self._writer)
+
+    async def beside(self, job: Callable[[], R]) -> R:
+        """Run it on the thread of the exchange."""
+        return await asyncio.get_running_loop().run_in_executor(self._exchanger, job)
 
     async def _run(self, job: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._device, self._guarded, job)
@@ -165,3 +197,18 @@ class TrainingLane:
         """OpenMP keeps the number per thread, so it is set on the thread that computes."""
         if self._place.threads:
             torch.set_num_threads(self._place.threads)
+
+
+class LaneSource:
+    """`ports.TensorSource` of one outer step: encoded on the exchange's thread as it is asked for."""
+
+    def __init__(self, lane: TrainingLane, outer_step: int, tensor: ExchangeTensor) -> None:
+        self._lane = lane
+        self._outer_step = outer_step
+        self._tensor = tensor
+        self.size_bytes = tensor.size_bytes
+
+    async def read(self, start: int, stop: int) -> memoryview:
+        if start >= self._tensor.head_bytes:
+            await self._lane.can_encode(self._outer_step)
+        return await self._lane.beside(partial(self._tensor.read, start, stop))

@@ -3,7 +3,7 @@
 Owns phi and delta (float32, flat, one element per parameter element in name order) and, per open outer step, the
 frozen x of its fragment and the correction c. Changes the fast weights theta only at a boundary and when a correction
 is added. Outer step k works on fragment k mod F; all else in the stage is left alone. Must not know who the partner is
-or how bytes travel.
+or how bytes travel. `source`, `meet` and `verify` touch only what was frozen: they may run beside the device's jobs.
 
 At the boundary the local step (group size 1) is taken at once; the partner's part comes later as c = (x_b - x_a) / 2,
 of opposite sign on the two sides bit for bit: both subtract the same float32 numbers as sent, element by element.
@@ -11,45 +11,63 @@ of opposite sign on the two sides bit for bit: both subtract the same float32 nu
 
 from __future__ import annotations
 
-import hashlib
 import math
+import secrets
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from noloco_node.core import outer_update
+from noloco_node.core import limits, outer_update
 from noloco_node.core.outer_update import Coefficients
-from noloco_node.errors import LocalProtocolError
+from noloco_node.core.seed import key64
+from noloco_node.errors import LocalProtocolError, RemoteProtocolError
 from noloco_node.ports import Boundary, Verdict
+from noloco_node.training.codec import Codec, codec
+from noloco_node.training.exchange_tensor import ExchangeTensor
 from noloco_node.training.fragments import Fragment, Piece, cut, parameter_slices
 from noloco_node.training.initialisation import shape_hash
 from noloco_node.training.norm_gauge import NormGauge
 from noloco_node.training.stage import Stage
-from noloco_node.training.tensors import flat_tensor, host_bytes
 
 FLOAT_BYTES = 4
 
 
+@dataclass(frozen=True, slots=True)
+class ExchangeWay:
+    """How x travels: into how many fragments the stage is cut, which codec, and the run seed that codecs draw from."""
+
+    fragments: int = 1
+    codec: str = "float32"
+    seed: int = 0
+
+    def codec_of(self, outer_step: int) -> Codec:
+        """Both partners draw alike."""
+        return codec(self.codec, key64(self.seed, "codec", outer_step))
+
+
+PLAIN = ExchangeWay()
+
+
 @dataclass(slots=True)
 class OpenExchange:
-    """x of one outer step (flat, host) and, once the partner's tensor is verified, c (flat, device), both of one
-    fragment."""
+    """x of one outer step and, once the partner's tensor is verified, c (flat, host), both of one fragment."""
 
     fragment: Fragment
-    exchanged: Tensor
+    tensor: ExchangeTensor
     correction: Tensor | None = None
 
 
 class OuterState:
     """phi, delta and open exchanges of a materialised stage."""
 
-    def __init__(self, stage: Stage, coefficients: Coefficients, fragments: int = 1) -> None:
+    def __init__(self, stage: Stage, coefficients: Coefficients, way: ExchangeWay = PLAIN) -> None:
         self._coefficients = coefficients
+        self._way = way
         self._open: dict[int, OpenExchange] = {}
         self._parameters = dict(sorted(stage.named_parameters()))
         self._slices = parameter_slices(self._parameters)
-        self._fragments = cut(self._slices, fragments)
+        self._fragments = cut(self._slices, way.fragments)
         self._gauges = self._new_gauges()
         self.shape_hash = shape_hash(stage)
         device = next(stage.parameters()).device
@@ -84,7 +102,7 @@ class OuterState:
     def take_boundary(self, outer_step: int) -> Boundary:
         """Freeze x = beta*Delta + gamma*phi of the step's fragment, then step locally: delta, phi and theta <- phi."""
         fragment = self._fragments[outer_step % len(self._fragments)]
-        frozen = torch.empty(fragment.size)
+        frozen = torch.empty(fragment.size, pin_memory=self._slow.is_cuda)
         for piece in fragment.pieces:
             theta = self._fast(piece)
             phi, delta = self._slow[piece.of_vector], self._momentum[piece.of_vector]
@@ -94,9 +112,17 @@ class OuterState:
             delta.copy_(stepped_delta)
             phi.copy_(stepped_phi)
             theta.copy_(phi)
-        self._open[outer_step] = OpenExchange(fragment, frozen)
-        encoded = host_bytes(frozen)
-        return Boundary(encoded, hashlib.blake2b(encoded, digest_size=32).digest(), self.shape_hash)
+        tensor = ExchangeTensor(self._way.codec_of(outer_step), frozen)
+        self._open[outer_step] = OpenExchange(fragment, tensor)
+        tensor_id = secrets.token_bytes(limits.DIGEST_BYTES)
+        return Boundary(tensor.size_bytes, tensor_id, self.shape_hash, tensor.head_bytes, tensor.is_finite)
+
+    def tensor(self, outer_step: int) -> ExchangeTensor:
+        """x of that step on its way. Raises LocalProtocolError when nothing of it is kept."""
+        exchange = self._open.get(outer_step)
+        if exchange is None:
+            raise LocalProtocolError(f"nothing is kept for outer step {outer_step}")
+        return exchange.tensor
 
     @torch.no_grad()
     def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
@@ -108,14 +134,13 @@ class OuterState:
         exchange = self._open.get(outer_step)
         if exchange is None:
             return Verdict(f"nothing is kept for outer step {outer_step}", math.nan, math.nan)
-        expected = exchange.fragment.size * FLOAT_BYTES
+        expected = exchange.tensor.size_bytes
         if tensor.nbytes != expected:
             return Verdict(f"tensor has {tensor.nbytes} bytes, expected {expected}", math.nan, math.nan)
-        partner = flat_tensor(tensor, torch.float32)
-        pieces = exchange.fragment.pieces
-        if not all(bool(torch.isfinite(partner[piece.of_fragment]).all()) for piece in pieces):
-            return Verdict("tensor is not finite", math.nan, math.nan)
-        correction = self._correction(exchange, partner)
+        try:
+            correction = exchange.tensor.correction(tensor).values
+        except RemoteProtocolError as fault:
+            return Verdict(str(fault), math.nan, math.nan)
         norm = float(torch.linalg.vector_norm(correction, dtype=torch.float64))
         reason = self._gauges[exchange.fragment.number].judge(norm)
         if not reason:
@@ -129,7 +154,7 @@ class OuterState:
         if exchange is None or exchange.correction is None:
             raise LocalProtocolError(f"no correction is kept for outer step {outer_step}")
         for piece in exchange.fragment.pieces:
-            c = exchange.correction[piece.of_fragment]
+            c = exchange.correction[piece.of_fragment].to(self._slow.device)
             for value in (self._momentum[piece.of_vector], self._slow[piece.of_vector], self._fast(piece)):
                 value.copy_(outer_update.add(value, c))
         exchange.correction = None
@@ -151,13 +176,6 @@ class OuterState:
     def _new_gauges(self) -> list[NormGauge]:
         """One for each fragment: embeddings and layers move at different paces."""
         return [NormGauge() for _ in self._fragments]
-
-    def _correction(self, exchange: OpenExchange, partner: Tensor) -> Tensor:
-        correction = torch.empty(exchange.fragment.size, device=self._slow.device)
-        for piece in exchange.fragment.pieces:
-            part = piece.of_fragment
-            correction[part] = outer_update.correction(exchange.exchanged[part], partner[part], self._coefficients)
-        return correction
 
     def _spread(self, norm: float, values: int) -> float:
         return 2 * norm / math.sqrt(values) / self._coefficients.gamma

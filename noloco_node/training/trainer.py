@@ -30,7 +30,7 @@ from noloco_node.training.device import resolve_device
 from noloco_node.training.graphs import MicroBatchGraphs
 from noloco_node.training.initialisation import draw_weights
 from noloco_node.training.optimizer import InnerOptimizer
-from noloco_node.training.outer_state import OuterState
+from noloco_node.training.outer_state import ExchangeWay, OuterState
 from noloco_node.training.reader import MicroBatchReader, build_reader
 from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.stage import Stage, cut_stage
@@ -275,7 +275,8 @@ def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrain
         wire_dtype=settings.wire_dtype,
         autocast=settings.autocast,
     )
-    outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma), settings.fragments)
+    way = ExchangeWay(settings.fragments, settings.codec, settings.seed)
+    outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma), way)
     return StageTrainer(settings, place, stage, InnerOptimizer(stage, settings.optimizer), outer, graphs, reader)
 
 

@@ -50,10 +50,10 @@ def encode_begin(begin: Begin) -> exchange_pb2.Begin:
         codec=begin.codec,
         shape_hash=begin.shape_hash,
         tensor_bytes=begin.tensor_bytes,
-        tensor_digest=begin.tensor_digest,
+        tensor_id=begin.tensor_id,
         weight=begin.weight,
         held_bytes=begin.held_bytes,
-        held_digest=begin.held_digest,
+        held_id=begin.held_id,
     )
 
 
@@ -67,17 +67,17 @@ def decode_begin(body: exchange_pb2.Begin) -> Begin:
         codec=body.codec,
         shape_hash=body.shape_hash,
         tensor_bytes=body.tensor_bytes,
-        tensor_digest=body.tensor_digest,
+        tensor_id=body.tensor_id,
         weight=body.weight,
         held_bytes=body.held_bytes,
-        held_digest=body.held_digest,
+        held_id=body.held_id,
     )
 
 
 def check_begin(body: exchange_pb2.Begin) -> None:
     if not 0 < body.tensor_bytes <= limits.TENSOR_BYTES_MAX or body.held_bytes > limits.TENSOR_BYTES_MAX:
         raise RemoteProtocolError("BEGIN names an impossible size")
-    if len(body.tensor_digest) != limits.DIGEST_BYTES or len(body.held_digest) not in (0, limits.DIGEST_BYTES):
+    if len(body.tensor_id) != limits.DIGEST_BYTES or len(body.held_id) not in (0, limits.DIGEST_BYTES):
         raise RemoteProtocolError("BEGIN's digest has the wrong length")
     if not (isfinite(body.weight) and body.weight > 0):
         raise RemoteProtocolError("BEGIN's weight is not a positive number")

@@ -18,7 +18,7 @@ import grpc
 from noloco_node.core import limits
 from noloco_node.core.types import ExchangeMessage, PeerId
 from noloco_node.errors import HopBusy, LocalProtocolError, PeerLost, RemoteProtocolError
-from noloco_node.ports import ExchangeHandler, Gatekeeper
+from noloco_node.ports import ExchangeHandler, Gatekeeper, TensorSource
 from noloco_node.transport.calls import learn_record, peer_errors, record_metadata
 from noloco_node.transport.channels import Channels, Lane
 from noloco_node.transport.exchange_link import Link, LinkPorts
@@ -84,13 +84,13 @@ class GrpcExchangeHub:
         if link := self._links.get((peer, message.outer_step)):
             link.send(message)
 
-    def expect(self, peer: PeerId, outer_step: int, tensor_bytes: int, digest: bytes) -> None:
+    def expect(self, peer: PeerId, outer_step: int, tensor_bytes: int, tensor_id: bytes, head_bytes: int = 0) -> None:
         if link := self._links.get((peer, outer_step)):
-            link.expect(tensor_bytes, digest)
+            link.expect(tensor_bytes, tensor_id, head_bytes)
 
-    def stream(self, peer: PeerId, outer_step: int, tensor: memoryview, digest: bytes, offset: int) -> None:
+    def stream(self, peer: PeerId, outer_step: int, source: TensorSource, offset: int) -> None:
         if link := self._links.get((peer, outer_step)):
-            link.send_tensor(tensor, digest, offset)
+            link.send_tensor(source, offset)
 
     def release(self, peer: PeerId, outer_step: int) -> None:
         link = self._links.get((peer, outer_step))

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from noloco_node.core import limits
 from noloco_node.core.types import ExchangeMessage, PeerId
 from noloco_node.errors import PeerLost, RemoteProtocolError
-from noloco_node.ports import ExchangeHandler, Gatekeeper
+from noloco_node.ports import ExchangeHandler, Gatekeeper, TensorSource
 from noloco_node.transport.exchange_codec import decode_message, encode_message
 from noloco_node.transport.exchange_stream import ExchangeStream
 from noloco_node.transport.frames import join_frame, split_frame
-from noloco_node.transport.framing import TensorInbox, chunk_frame, cut, end_frame
+from noloco_node.transport.framing import TensorInbox
 from noloco_node.transport.meter import Meter
+from noloco_node.transport.outgoing import Outgoing
 from noloco_node.wire.exchange_pb2 import ExchangeFrame
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class Link:
         self._inbox: TensorInbox | None = None
         self._inbox_made = asyncio.Event()
         self._messages: deque[ExchangeMessage] = deque(maxlen=limits.LINK_QUEUE_MAX)
-        self._tensor: Iterator[tuple[bytes, int]] | None = None
+        self._tensor: Outgoing | None = None
+        self._head_bytes = 0  # of the partner's tensor, told as soon as they are here
         self._work = asyncio.Event()
         self._vacant = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -72,22 +73,24 @@ class Link:
             self._messages.append(message)
             self._work.set()
 
-    def expect(self, tensor_bytes: int, digest: bytes) -> None:
+    def expect(self, tensor_bytes: int, tensor_id: bytes, head_bytes: int) -> None:
         """Make the inbox, or keep the one of the same tensor with what it holds."""
         inbox = self._inbox
-        if inbox is None or (inbox.size_bytes, inbox.digest) != (tensor_bytes, digest):
-            self._inbox = TensorInbox(tensor_bytes, digest)
+        if inbox is None or (inbox.size_bytes, inbox.tensor_id) != (tensor_bytes, tensor_id):
+            inbox = self._inbox = TensorInbox(tensor_bytes, tensor_id)
+        self._head_bytes = head_bytes
+        self._tell_head(inbox)
         self._heard_at = self._chunk_at = self._now()
         self._inbox_made.set()
 
-    def send_tensor(self, tensor: memoryview, digest: bytes, offset: int) -> None:
+    def send_tensor(self, source: TensorSource, offset: int) -> None:
+        self._drop_tensor()
         if self.stream is not None:
-            self._tensor = tensor_frames(tensor, digest, offset)
-            self._work.set()
+            self._tensor = Outgoing(source, offset, self._work.set)
 
     def release(self) -> None:
         self.wanted = False
-        self._tensor = None
+        self._drop_tensor()
         self._drop_inbox()
 
     @property
@@ -96,8 +99,8 @@ class Link:
 
     @property
     def held(self) -> tuple[int, bytes]:
-        """(bytes, digest) of the partner's tensor received so far."""
-        return (self._inbox.held_bytes, self._inbox.digest) if self._inbox else (0, b"")
+        """(bytes, id) of the partner's tensor received so far."""
+        return (self._inbox.held_bytes, self._inbox.tensor_id) if self._inbox else (0, b"")
 
     def announce(self) -> None:
         """Tell the handler that the stream is up."""
@@ -143,7 +146,7 @@ class Link:
         if not stream.outbound:
             self.last_inbound_id = stream.stream_id
         self._messages.clear()
-        self._tensor = None
+        self._drop_tensor()
         self.unsolicited_bytes = 0
         self._heard_at = self._chunk_at = self._now()
         if self._inbox is not None:
@@ -166,7 +169,7 @@ class Link:
         """Unless another stream has taken its place already."""
         if self.stream is stream:
             self.stream = None
-            self._tensor = None
+            self._drop_tensor()
             self._vacant.set()
 
     async def _read(self, stream: ExchangeStream) -> None:
@@ -197,11 +200,20 @@ class Link:
             return
         if self.unsolicited_bytes:
             raise PeerLost("the tensor began before it was expected: once more from the start")
-        self._chunk_at = self._now()
+        self._chunk_at, inbox = self._now(), self._inbox
         try:
-            self._inbox.add(frame.chunk, payload)
+            await asyncio.to_thread(inbox.add, frame.chunk, payload)
         except RemoteProtocolError as fault:
-            self._damaged(fault)
+            if inbox is self._inbox:
+                self._damaged(fault)
+            return
+        if inbox is self._inbox:
+            self._tell_head(inbox)
+
+    def _tell_head(self, inbox: TensorInbox) -> None:
+        if self._head_bytes and inbox.held_bytes >= self._head_bytes:
+            self._ports.handler.tensor_head(self.peer, self.outer_step, inbox.head(self._head_bytes))
+            self._head_bytes = 0
 
     async def _wait_for_inbox(self) -> None:
         """The partner's BEGIN was handed on; its tensor may come a moment before `expect` does."""
@@ -244,19 +256,18 @@ class Link:
         while True:
             while self._messages:
                 await stream.write(join_frame(encode_message(self._messages.popleft())))
-            if self._tensor is not None:
-                await self._write_piece(stream, self._tensor)
+            frame = None if self._tensor is None else self._tensor.take()
+            if frame is not None:
+                await stream.write(frame[0])
+                self._ports.meter.sent("exchange", frame[1])
             elif not self._messages:
                 self._work.clear()
                 await self._work.wait()
 
-    async def _write_piece(self, stream: ExchangeStream, tensor: Iterator[tuple[bytes, int]]) -> None:
-        frame, size_bytes = next(tensor, (b"", 0))
-        if not frame:
+    def _drop_tensor(self) -> None:
+        if self._tensor is not None:
+            self._tensor.close()
             self._tensor = None
-            return
-        await stream.write(frame)
-        self._ports.meter.sent("exchange", size_bytes)
 
     async def _watch(self) -> None:
         """Raises PeerLost when bytes are owed and none come; ends when nobody needs the stream any more."""
@@ -272,12 +283,3 @@ class Link:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def tensor_frames(tensor: memoryview, digest: bytes, offset: int) -> Iterator[tuple[bytes, int]]:
-    """(frame, payload bytes) from `offset` on, END last."""
-    chunks = 0
-    for start, piece in cut([tensor], offset):
-        chunks += 1
-        yield chunk_frame(ExchangeFrame, start, piece), len(piece)
-    yield end_frame(ExchangeFrame, tensor.nbytes, chunks, digest), 0

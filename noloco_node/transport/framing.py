@@ -67,12 +67,12 @@ def frames_of(kind: Any, parts: list[Bytes]) -> Iterator[tuple[bytes, int]]:
 class TensorInbox:
     """Assembles one announced run of bytes; survives a reopened stream (`restart`).
 
-    `digest` b"" means that only END tells it. Raises RemoteProtocolError with a short reason.
+    `tensor_id` names what it is, for one that is resumed. Raises RemoteProtocolError with a short reason.
     """
 
-    def __init__(self, size_bytes: int, digest: bytes = b"") -> None:
+    def __init__(self, size_bytes: int, tensor_id: bytes = b"") -> None:
         self.size_bytes = size_bytes
-        self.digest = digest
+        self.tensor_id = tensor_id
         self.held_bytes = 0
         self.complete = False
         self._chunks = 0
@@ -106,14 +106,17 @@ class TensorInbox:
             self._buffer = np.empty(self.size_bytes, dtype=np.uint8)
         return memoryview(self._buffer)
 
+    def head(self, size_bytes: int) -> memoryview:
+        """The first bytes; they must be here."""
+        return self._memory()[:size_bytes]
+
     def finish(self, end: transfer_pb2.End) -> memoryview:
         """END came: check count, size and digest, hand out the whole."""
         if end.size_bytes != self.size_bytes or self.held_bytes != self.size_bytes:
             raise RemoteProtocolError(f"ended after {self.held_bytes} of {self.size_bytes} bytes")
         if end.chunks != self._chunks:
             raise RemoteProtocolError(f"{self._chunks} chunks came, {end.chunks} were sent")
-        own = self._hash.digest()
-        if end.digest != own or self.digest not in (b"", own):
+        if end.digest != self._hash.digest():
             raise RemoteProtocolError("the digest is wrong")
         self.complete = True
         return self._memory()

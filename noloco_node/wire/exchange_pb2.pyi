@@ -45,7 +45,7 @@ class Open(_message.Message):
     def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., stream_id: _Optional[int] = ..., lost_stream_id: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("outer_step", "sender", "receiver", "incarnation", "codec", "shape_hash", "tensor_bytes", "tensor_digest", "weight", "held_bytes", "held_digest")
+    __slots__ = ("outer_step", "sender", "receiver", "incarnation", "codec", "shape_hash", "tensor_bytes", "tensor_id", "weight", "held_bytes", "held_id")
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
@@ -53,10 +53,10 @@ class Begin(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     SHAPE_HASH_FIELD_NUMBER: _ClassVar[int]
     TENSOR_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HELD_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_ID_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     sender: _record_pb2.Seat
     receiver: _record_pb2.Seat
@@ -64,11 +64,11 @@ class Begin(_message.Message):
     codec: str
     shape_hash: str
     tensor_bytes: int
-    tensor_digest: bytes
+    tensor_id: bytes
     weight: float
     held_bytes: int
-    held_digest: bytes
-    def __init__(self, outer_step: _Optional[int] = ..., sender: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., receiver: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., incarnation: _Optional[int] = ..., codec: _Optional[str] = ..., shape_hash: _Optional[str] = ..., tensor_bytes: _Optional[int] = ..., tensor_digest: _Optional[bytes] = ..., weight: _Optional[float] = ..., held_bytes: _Optional[int] = ..., held_digest: _Optional[bytes] = ...) -> None: ...
+    held_id: bytes
+    def __init__(self, outer_step: _Optional[int] = ..., sender: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., receiver: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., incarnation: _Optional[int] = ..., codec: _Optional[str] = ..., shape_hash: _Optional[str] = ..., tensor_bytes: _Optional[int] = ..., tensor_id: _Optional[bytes] = ..., weight: _Optional[float] = ..., held_bytes: _Optional[int] = ..., held_id: _Optional[bytes] = ...) -> None: ...
 
 class Have(_message.Message):
     __slots__ = ("outer_step",)

@@ -115,7 +115,7 @@ BAD = [
     (changed("outer", "mode", '"overlap"'), 'mode "overlap" needs clock "time"'),
     (changed("outer", "mode", '"stream"'), 'fragments 1: mode "stream" has at least 2'),
     (changed("outer", "fragments", "4"), 'fragments 4: mode "stream" has at least 2'),
-    (changed("outer", "codec", '"int8"'), r"\[outer\] codec = 'int8'"),
+    (changed("outer", "codec", '"int9"'), r"\[outer\] codec = 'int9'"),
     (changed("outer", "clock", '"time"'), "needs start_unix_s"),
     (changed("outer", "alpha", '"half"'), r"\[outer\] alpha = 'half': input should be a valid number"),
     (changed("outer", "beta", "nan"), r"\[outer\] beta = nan"),

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from loopback_swarm import Node, micro_batch, until
+from loopback_swarm import Held, Node, micro_batch, until
 
 from noloco_node.core import limits
 from noloco_node.core.types import Have, Offer, OfferAnswer, Seat
@@ -51,7 +51,7 @@ async def test_tensors_are_exchanged_both_ways(nodes: tuple[Node, Node]) -> None
     for node, partner, theirs in ((nodes[0], nodes[1], tensors[1]), (nodes[1], nodes[0], tensors[0])):
         node.network.exchange.expect(partner.peer, 4, len(theirs), digest_of(theirs))
     for node, partner, own in ((nodes[0], nodes[1], tensors[0]), (nodes[1], nodes[0], tensors[1])):
-        node.network.exchange.stream(partner.peer, 4, memoryview(own), digest_of(own), 0)
+        node.network.exchange.stream(partner.peer, 4, Held(own), 0)
         node.network.exchange.send(partner.peer, Have(4))
     await until(lambda: all(node.driver.tensors for node in nodes), 20)
     assert [node.driver.tensors[0][2] for node in nodes] == tensors[::-1]

@@ -64,7 +64,7 @@ def begin(me: Seat, **changes: object) -> Begin:
         "codec": "float32",
         "shape_hash": "shape",
         "tensor_bytes": SIZE,
-        "tensor_digest": THEIRS,
+        "tensor_id": THEIRS,
     }
     return Begin(**{**fields, **changes})  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ def test_a_repeated_begin_streams_from_the_offset_the_partner_holds(held: int, d
     table.meet(ExchangeOpened(K, YOU))
     table.hear(begin(LOW))
     table.meet(ExchangeOpened(K, YOU))
-    assert table.hear(begin(LOW, held_bytes=held, held_digest=digest)) == [StreamTensor(K, YOU, offset)]
+    assert table.hear(begin(LOW, held_bytes=held, held_id=digest)) == [StreamTensor(K, YOU, offset)]
 
 
 def test_an_early_begin_streams_only_after_our_own_begin() -> None:
@@ -282,7 +282,7 @@ def test_ask_makes_a_decider_that_holds_the_tensor_say_have_and_another_wait() -
 
 def test_a_partner_that_began_anew_is_received_anew() -> None:
     table = Table(LOW).verified()
-    other = begin(LOW, incarnation=2, tensor_digest=b"n" * 32)
+    other = begin(LOW, incarnation=2, tensor_id=b"n" * 32)
     did = table.hear(other)
     assert did[:2] == [DropCorrection(K), ReceiveTensor(K, YOU, SIZE, b"n" * 32)]
     assert table.hear(Ready(K)) == []
@@ -330,7 +330,7 @@ def test_doubt_outlives_the_own_deadline_training_on_and_asking_each_second() ->
 
 def test_doubt_ends_when_the_decider_began_anew() -> None:
     table = Table(HIGH).in_doubt()
-    did = table.hear(begin(HIGH, incarnation=2, tensor_digest=b"n" * 32))
+    did = table.hear(begin(HIGH, incarnation=2, tensor_id=b"n" * 32))
     reason = "partner restarted"
     assert did == [say(Solo(K, reason)), DropCorrection(K), closed(Outcome.SOLO, reason, HIGH)]
 

@@ -88,6 +88,7 @@ class BenchTrainer:
     answers: dict[str, Any] = field(default_factory=dict)
     did: list[tuple[Any, ...]] = field(default_factory=list)
     tensor_bytes: int = 16
+    head_bytes: int = 0
 
     def _do(self, name: str, *arguments: Any, default: Any = None) -> Any:
         self.did.append((name, *arguments))
@@ -130,7 +131,16 @@ class BenchTrainer:
         return self._do("inner_step", tokens, position, default=StepResult(1.0, 0.1, True))
 
     async def take_boundary(self, outer_step: int) -> Boundary:
-        return self._do("take_boundary", outer_step, default=Boundary(memoryview(b"x" * 16), b"digest", "shape"))
+        return self._do("take_boundary", outer_step, default=Boundary(16, b"id", "shape", self.head_bytes))
+
+    def source(self, outer_step: int) -> Any:
+        return self._do("source", outer_step, default=f"source of {outer_step}")
+
+    def await_head(self, outer_step: int) -> None:
+        self._do("await_head", outer_step)
+
+    async def meet(self, outer_step: int, head: memoryview) -> None:
+        self._do("meet", outer_step, bytes(head))
 
     async def verify(self, outer_step: int, tensor: memoryview) -> TensorVerdict:
         return self._do("verify", outer_step, bytes(tensor), default=TensorVerdict("", 2.0, 0.5))

@@ -47,11 +47,10 @@ async def test_peer_that_answers_an_offer_with_garbage_counts_as_silent(bench: B
 
 async def test_boundary_is_taken_then_streamed_from_the_offset_wanted(bench: Bench) -> None:
     await bench.tell(do.TakeBoundary(K))
-    assert bench.machine.of(ev.BoundaryTaken) == [ev.BoundaryTaken(K, 16, b"digest", "shape")]
+    assert bench.machine.of(ev.BoundaryTaken) == [ev.BoundaryTaken(K, 16, b"id", "shape")]
     await bench.tell(do.OpenExchange(K, PEER, decider=True), do.StreamTensor(K, PEER, 4))
     assert told(bench, "open") == [("open", PEER, K, True)]
-    ((_, peer, step, tensor, digest, offset),) = told(bench, "stream")
-    assert (peer, step, bytes(tensor), digest, offset) == (PEER, K, b"x" * 16, b"digest", 4)
+    assert told(bench, "stream") == [("stream", PEER, K, f"source of {K}", 4)]
 
 
 async def test_messages_of_the_partner_reach_the_machine_and_its_own_the_link(bench: Bench) -> None:
@@ -63,9 +62,28 @@ async def test_messages_of_the_partner_reach_the_machine_and_its_own_the_link(be
         ev.ExchangeMessageReceived(PEER, Have(K)),
         ev.TensorDamaged(K, "digest"),
     ]
-    await bench.tell(do.SendExchange(PEER, Have(K)), do.ReceiveTensor(K, PEER, 16, b"theirs"))
+    await bench.tell(do.SendExchange(PEER, Have(K)))
     assert told(bench, "send") == [("send", PEER, Have(K))]
-    assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs")]
+
+
+async def test_head_of_the_partners_tensor_is_awaited_and_met(bench: Bench) -> None:
+    bench.trainer.head_bytes = 4
+    await bench.tell(do.TakeBoundary(K))
+    await bench.tell(do.ReceiveTensor(K, PEER, 16, b"theirs"))
+    assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs", 4)]
+    assert bench.trainer.done("await_head") == [("await_head", K)]
+    bench.driver.tensor_head(PEER, K, memoryview(b"head"))
+    bench.driver.tensor_head(PEER, K + 1, memoryview(b"of a step that is not open"))
+    await bench.settle()
+    assert bench.trainer.done("meet") == [("meet", K, b"head")]
+
+
+async def test_head_that_nobody_sends_makes_the_tensor_damaged(bench: Bench) -> None:
+    bench.trainer.answers["meet"] = RemoteProtocolError("a sketch that none sends")
+    await bench.tell(do.TakeBoundary(K))
+    bench.driver.tensor_head(PEER, K, memoryview(b"head"))
+    await bench.settle()
+    assert bench.machine.heard[-1] == ev.TensorDamaged(K, "a sketch that none sends")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ ANSWER_FRAMES = [
 ]
 BEGIN = join_frame(
     exchange_pb2.ExchangeFrame(
-        begin=exchange_pb2.Begin(outer_step=3, tensor_bytes=96, tensor_digest=bytes(32), weight=1.0, codec="float32")
+        begin=exchange_pb2.Begin(outer_step=3, tensor_bytes=96, tensor_id=bytes(32), weight=1.0, codec="float32")
     )
 )
 EXCHANGE_FRAMES = [BEGIN, *(frame for frame, _ in frames_of(exchange_pb2.ExchangeFrame, [bytes(96)]))]

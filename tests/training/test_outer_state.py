@@ -1,7 +1,5 @@
 """Boundary, correction and refusal on real stages; the exactness that partners rely on."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -10,9 +8,10 @@ from noloco_node.core import limits
 from noloco_node.core.outer_update import Coefficients
 from noloco_node.errors import LocalProtocolError
 from noloco_node.training.architecture import model_config
+from noloco_node.training.codec import NAMES
 from noloco_node.training.initialisation import draw_weights
 from noloco_node.training.norm_gauge import NormGauge
-from noloco_node.training.outer_state import OuterState
+from noloco_node.training.outer_state import PLAIN, ExchangeWay, OuterState
 from noloco_node.training.stage import cut_stage
 
 
@@ -20,11 +19,11 @@ from noloco_node.training.stage import cut_stage
 def replica(tiny_model):
     """A replica of one stage, its fast weights moved away from the common start by draws of `seed`."""
 
-    def make(seed: int, gamma: float = 0.7):
+    def make(seed: int, gamma: float = 0.7, way: ExchangeWay = PLAIN):
         stage = cut_stage(model_config(tiny_model("qwen2")), 1, 0)
         stage.materialise(torch.device("cpu"))
         draw_weights(stage, 7)
-        outer = OuterState(stage, Coefficients(0.5, 0.7, gamma))
+        outer = OuterState(stage, Coefficients(0.5, 0.7, gamma), way)
         outer.start()
         move(stage, seed)
         return stage, outer
@@ -47,15 +46,27 @@ def fast(stage) -> torch.Tensor:
     return flat(dict(stage.named_parameters()))
 
 
+def travelling(outer: OuterState, outer_step: int) -> memoryview:
+    tensor = outer.tensor(outer_step)
+    return tensor.read(0, tensor.size_bytes)
+
+
+def frozen_x(outer: OuterState, outer_step: int) -> memoryview:
+    """x of a boundary taken now, as it travels."""
+    outer.take_boundary(outer_step)
+    return travelling(outer, outer_step)
+
+
 def test_boundary_freezes_x_and_steps_locally(replica):
     stage, outer = replica(1)
     theta, phi = fast(stage), flat(outer.slow_weights())
     boundary = outer.take_boundary(0)
-    frozen = torch.frombuffer(bytearray(boundary.tensor), dtype=torch.float32)
+    sent = travelling(outer, 0)
+    frozen = torch.frombuffer(bytearray(sent), dtype=torch.float32)
     assert torch.equal(frozen, 0.7 * (theta - phi) + 0.7 * phi)
-    assert boundary.tensor.readonly
-    assert boundary.digest == hashlib.blake2b(boundary.tensor, digest_size=32).digest()
-    assert boundary.tensor.nbytes == outer.tensor_bytes == 4 * theta.numel()
+    assert sent.readonly
+    assert sent.nbytes == boundary.tensor_bytes == outer.tensor_bytes == 4 * theta.numel()
+    assert (len(boundary.tensor_id), boundary.head_bytes, boundary.is_finite) == (limits.DIGEST_BYTES, 0, True)
     assert torch.equal(flat(outer.momentum()), 0.7 * (theta - phi))
     assert torch.equal(fast(stage), phi + 0.7 * (theta - phi))
     assert torch.equal(fast(stage), flat(outer.slow_weights()))
@@ -64,7 +75,7 @@ def test_boundary_freezes_x_and_steps_locally(replica):
 @pytest.mark.parametrize("gamma", [0.7, 0.45])
 def test_partners_corrections_are_opposite_bit_for_bit(replica, gamma):
     (_, a), (_, b) = replica(1, gamma), replica(2, gamma)
-    x_a, x_b = a.take_boundary(3).tensor, b.take_boundary(3).tensor
+    x_a, x_b = frozen_x(a, 3), frozen_x(b, 3)
     assert a.verify(3, x_b).reason == b.verify(3, x_a).reason == ""
     c_a, c_b = (outer._open[3].correction for outer in (a, b))
     assert float(c_a.abs().max()) > 0
@@ -77,7 +88,7 @@ def test_correction_moves_momentum_slow_and_fast_weights_alike(replica):
     a.take_boundary(0)
     move(stage, 5)  # training went on while x travelled
     before = [flat(a.momentum()), flat(a.slow_weights()), fast(stage)]
-    assert a.verify(0, b.take_boundary(0).tensor).reason == ""
+    assert a.verify(0, frozen_x(b, 0)).reason == ""
     c = a._open[0].correction.clone()
     a.add_correction(0)
     after = [flat(a.momentum()), flat(a.slow_weights()), fast(stage)]
@@ -88,16 +99,57 @@ def test_paired_step_equals_the_two_tensor_rule(replica):
     (stage, a), (partner, b) = replica(1), replica(2)
     phi = flat(a.slow_weights()).double()
     gradients = [fast(each).double() - phi for each in (stage, partner)]
-    x_b = (a.take_boundary(0), b.take_boundary(0))[1].tensor
+    x_b = (a.take_boundary(0), frozen_x(b, 0))[1]
     a.verify(0, x_b)
     a.add_correction(0)
     torch.testing.assert_close(flat(a.slow_weights()).double(), phi + 0.7 * (gradients[0] + gradients[1]) / 2)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_with_any_codec_and_fragment_the_pairs_sum_stays_and_the_rest_is_left_alone(replica, name):
+    way = ExchangeWay(fragments=3, codec=name, seed=5)
+    pair = [replica(seed, way=way) for seed in (1, 2)]
+    k, part = 4, pair[0][1]._fragments[1].of_vector
+    for _, outer in pair:
+        outer.take_boundary(k)
+    local = [flat(outer.slow_weights()) for _, outer in pair]
+    heads = [outer.tensor(k).read(0, max(1, outer.tensor(k).head_bytes)) for _, outer in pair]
+    if pair[0][1].tensor(k).head_bytes:
+        for (_, outer), theirs in zip(pair, reversed(heads), strict=True):
+            outer.tensor(k).meet(theirs)
+    sent = [in_pieces(outer.tensor(k), 5000) for _, outer in pair]
+    for (_, outer), theirs in zip(pair, reversed(sent), strict=True):
+        assert outer.verify(k, theirs).reason == ""
+    c_a, c_b = (outer._open[k].correction for _, outer in pair)
+    assert torch.equal(c_a, -c_b)
+    assert float(c_a.abs().max()) > 0
+    for _, outer in pair:
+        outer.add_correction(k)
+    moved = [flat(outer.slow_weights()) - before for (_, outer), before in zip(pair, local, strict=True)]
+    assert all(float(each[part].abs().max()) > 0 for each in moved)
+    assert all(int(each.count_nonzero()) == int(each[part].count_nonzero()) for each in moved)
+
+
+def in_pieces(tensor, most: int) -> memoryview:
+    """As it travels, read piece by piece."""
+    parts, start = [], 0
+    while start < tensor.size_bytes:
+        parts.append(bytes(tensor.read(start, min(start + most, tensor.size_bytes))))
+        start += len(parts[-1])
+    return memoryview(b"".join(parts))
+
+
+def test_boundary_says_when_x_is_not_fit_to_be_sent(replica):
+    stage, outer = replica(1)
+    with torch.no_grad():
+        next(stage.parameters()).view(-1)[3] = float("nan")
+    assert not outer.take_boundary(0).is_finite
+
+
 def test_a_correction_is_added_once_and_a_dropped_one_never(replica):
     (_, a), (_, b) = replica(1), replica(2)
     a.take_boundary(0)
-    x_b = b.take_boundary(0).tensor
+    x_b = frozen_x(b, 0)
     a.verify(0, x_b)
     a.add_correction(0)
     with pytest.raises(LocalProtocolError):
@@ -114,7 +166,7 @@ def test_spread_is_the_distance_of_the_fast_weights_at_the_boundary(replica):
     (stage, a), (partner, b) = replica(1), replica(2)
     distance = float((fast(stage) - fast(partner)).pow(2).mean().sqrt())
     a.take_boundary(0)
-    assert a.verify(0, b.take_boundary(0).tensor).spread == pytest.approx(distance, rel=1e-4)
+    assert a.verify(0, frozen_x(b, 0)).spread == pytest.approx(distance, rel=1e-4)
 
 
 def damaged(tensor: memoryview, place: int, value: float) -> memoryview:
@@ -127,7 +179,7 @@ def damaged(tensor: memoryview, place: int, value: float) -> memoryview:
 def test_tensor_that_is_not_finite_is_refused(replica, value):
     (_, a), (_, b) = replica(1), replica(2)
     a.take_boundary(0)
-    x_b = b.take_boundary(0).tensor
+    x_b = frozen_x(b, 0)
     for place in (0, -1):
         assert a.verify(0, damaged(x_b, place, value)).reason == "tensor is not finite"
     with pytest.raises(LocalProtocolError):
@@ -137,14 +189,13 @@ def test_tensor_that_is_not_finite_is_refused(replica, value):
 def test_difference_that_overflows_is_refused(replica):
     (_, a), (_, b) = replica(1), replica(2)
     a.take_boundary(0)
-    huge = damaged(b.take_boundary(0).tensor, 3, 3e38)
-    a._open[0].exchanged[3] = -3e38
+    huge = damaged(frozen_x(b, 0), 3, 3e38)
     assert "not finite" in a.verify(0, huge).reason
 
 
 def test_tensor_of_another_size_is_refused(replica):
     _, a = replica(1)
-    tensor = a.take_boundary(0).tensor
+    tensor = frozen_x(a, 0)
     for wrong in (tensor[:-4], memoryview(bytes(tensor) + b"\0\0\0\0"), memoryview(b"")):
         assert "bytes, expected" in a.verify(0, wrong).reason
 

@@ -23,6 +23,27 @@ CAROL = PeerId("12D3KooWCcccccccccccccccccccccccccccccccccccccccccccc")
 RUN = "run-of-the-tests"
 
 
+@dataclass(frozen=True)
+class Held:
+    """TensorSource of bytes that are all there. What lies beyond `known` bytes waits for `go_on`."""
+
+    data: bytes
+    known: int | None = None
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    async def read(self, start: int, stop: int) -> memoryview:
+        if self.known is not None:
+            if start >= self.known:
+                await self.go_on.wait()
+            else:
+                stop = min(stop, self.known)
+        return memoryview(self.data)[start:stop]
+
+
 @dataclass
 class Gate:
     """Gatekeeper that serves all but `refused` and writes the rest down."""
@@ -65,6 +86,7 @@ class Driver:
     opened: list[tuple[PeerId, int, int, bytes]] = field(default_factory=list)
     messages: list[tuple[PeerId, ExchangeMessage]] = field(default_factory=list)
     tensors: list[tuple[PeerId, int, bytes]] = field(default_factory=list)
+    heads: list[tuple[PeerId, int, bytes]] = field(default_factory=list)
     damaged: list[tuple[PeerId, int, str]] = field(default_factory=list)
     file: tuple[Path, int] | None = None
     stage: int = 0  # of it
@@ -92,13 +114,16 @@ class Driver:
         self.offers.append((peer, offer))
         return OfferAnswer.LATER
 
-    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_digest: bytes) -> None:
-        self.opened.append((peer, outer_step, held_bytes, held_digest))
-        self.on_opened(peer, outer_step, held_bytes, held_digest)
+    def exchange_opened(self, peer: PeerId, outer_step: int, held_bytes: int, held_id: bytes) -> None:
+        self.opened.append((peer, outer_step, held_bytes, held_id))
+        self.on_opened(peer, outer_step, held_bytes, held_id)
 
     def exchange_message(self, peer: PeerId, message: ExchangeMessage) -> None:
         self.messages.append((peer, message))
         self.on_message(peer, message)
+
+    def tensor_head(self, peer: PeerId, outer_step: int, head: memoryview) -> None:
+        self.heads.append((peer, outer_step, bytes(head)))
 
     def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None:
         self.tensors.append((peer, outer_step, bytes(tensor)))

@@ -34,10 +34,10 @@ begins = st.builds(
     codec=st.sampled_from(["float32", "int8"]),
     shape_hash=st.text(max_size=64),
     tensor_bytes=st.integers(1, limits.TENSOR_BYTES_MAX),
-    tensor_digest=digests,
+    tensor_id=digests,
     weight=st.floats(1e-6, 1e9),
     held_bytes=st.integers(0, limits.TENSOR_BYTES_MAX),
-    held_digest=st.just(b"") | digests,
+    held_id=st.just(b"") | digests,
 )
 words = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), max_size=limits.REASON_CHARS_MAX)
 messages = (
@@ -94,8 +94,8 @@ BAD_BEGINS = [
     {"tensor_bytes": 0},
     {"tensor_bytes": limits.TENSOR_BYTES_MAX + 1},
     {"held_bytes": limits.TENSOR_BYTES_MAX + 1},
-    {"tensor_digest": b"short"},
-    {"held_digest": b"short"},
+    {"tensor_id": b"short"},
+    {"held_id": b"short"},
     {"weight": 0.0},
     {"weight": float("nan")},
     {"weight": float("inf")},
@@ -116,7 +116,7 @@ def test_begin_out_of_range_is_refused(change: dict[str, object]) -> None:
         "codec": "float32",
         "shape_hash": "h",
         "tensor_bytes": 8,
-        "tensor_digest": bytes(32),
+        "tensor_id": bytes(32),
     }
     message = Begin(**(good | change))  # type: ignore[arg-type]
     with pytest.raises(RemoteProtocolError):
