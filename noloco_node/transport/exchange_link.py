@@ -202,12 +202,10 @@ class Link:
             raise PeerLost("the tensor began before it was expected: once more from the start")
         self._chunk_at, inbox = self._now(), self._inbox
         try:
-            await asyncio.to_thread(inbox.add, frame.chunk, payload)
+            inbox.add(frame.chunk, payload)
         except RemoteProtocolError as fault:
-            if inbox is self._inbox:
-                self._damaged(fault)
-            return
-        if inbox is self._inbox:
+            self._damaged(fault)
+        else:
             self._tell_head(inbox)
 
     def _tell_head(self, inbox: TensorInbox) -> None:
