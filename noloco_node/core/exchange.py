@@ -346,7 +346,7 @@ _D, _F = Role.DECIDER, Role.FOLLOWER
 _SOLO = "SOLO(reason), CLOSED(solo)"
 _AGREED = """freeze x, local step; TRADING with the partner agreed; deadline = now + grace_s until its BEGIN is here, \
 now + exchange_max_s after it (overlap: now + half an outer step for both); no partner, or x not finite: CLOSED(solo)"""
-_FITS = f"""fits: make room for its tensor (a new incarnation or digest: again, from zero), stream x from the offset \
+_FITS = f"""fits: make room for its tensor (a new incarnation or id: again, from zero), stream x from the offset \
 it holds; else {_SOLO}"""
 _BEGIN = "same tensor: READY again; else the decider began anew: SOLO(reason), drop c, CLOSED(solo)"
 _STEP_DUE = "next step due, all received messages handled"
