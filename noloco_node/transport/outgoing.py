@@ -30,10 +30,15 @@ class Outgoing:
         self._hash = new_hash()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(PIECES_AHEAD)
         self._making = asyncio.create_task(self._make())
+        self._making.add_done_callback(lambda _: wake())
 
     def take(self) -> Frame | None:
-        """The next frame, if it is made already."""
-        return None if self._frames.empty() else self._frames.get_nowait()
+        """The next frame, if it is made already. Raises what went wrong with the making."""
+        if not self._frames.empty():
+            return self._frames.get_nowait()
+        if self._making.done() and not self._making.cancelled():
+            self._making.result()
+        return None
 
     def close(self) -> None:
         self._making.cancel()

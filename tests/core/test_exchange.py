@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noloco_node.core import limits
@@ -35,6 +37,7 @@ from noloco_node.core.types import (
     Commit,
     ExchangeMessage,
     Have,
+    Mode,
     Outcome,
     PeerId,
     Ready,
@@ -72,10 +75,12 @@ def begin(me: Seat, **changes: object) -> Begin:
 class Table:
     """An exchange and what it did last."""
 
-    def __init__(self, me: Seat, early: Begin | None = None) -> None:
+    def __init__(
+        self, me: Seat, early: Begin | None = None, taken: BoundaryTaken = TAKEN, settings: Settings = SPEC
+    ) -> None:
         self.me = me
         partner = Agreed(HIGH if me == LOW else LOW, YOU)
-        self.exchange, self.did = Exchange.start(K, me, partner, 77, TAKEN, early, SPEC, T0)
+        self.exchange, self.did = Exchange.start(K, me, partner, 77, taken, early, settings, T0)
 
     def hear(self, message: ExchangeMessage, now: float = T0 + 1) -> list[Effect]:
         self.did = self.exchange.handle(ExchangeMessageReceived(YOU, message), now)
@@ -361,3 +366,34 @@ def test_the_printed_table_has_every_row_and_all_states() -> None:
     assert states == sorted(states, key=["TRAINING", "TRADING", "DOUBT", "CLOSED"].index)
     assert set(states) == {"TRAINING", "TRADING", "DOUBT", "CLOSED"}
     assert markdown([Row(ExchangeState.DOUBT, Have, "a", "b", lambda *_: [])]).endswith("| DOUBT | a | b |\n")
+
+
+# --- modes ----------------------------------------------------------------------------------------
+
+OVERLAP = replace(SPEC, mode=Mode.OVERLAP, outer_interval_s=60.0)
+
+
+def test_x_that_is_not_finite_is_never_sent() -> None:
+    table = Table(LOW, taken=replace(TAKEN, is_finite=False))
+    assert table.ended == (Outcome.SOLO, "own tensor not finite")
+    assert table.did == [closed(Outcome.SOLO, "own tensor not finite")]
+
+
+@pytest.mark.parametrize(("settings", "waits"), [(SPEC, True), (OVERLAP, False)])
+def test_only_joint_holds_training_up(settings: Settings, waits: bool) -> None:
+    table = Table(HIGH, settings=settings)
+    assert table.exchange.blocks_training(T0 + 1) is waits
+    table.in_doubt()
+    assert table.exchange.blocks_training(T0 + 1) is waits
+    assert table.exchange.is_pending(T0 + 1)
+
+
+def test_overlap_waits_half_an_outer_step_for_the_partner_and_asks_in_the_other_half() -> None:
+    late = Table(LOW, settings=OVERLAP)
+    assert late.meet(TimePassed(), T0 + 29.9) == []
+    late.meet(TimePassed(), T0 + 30.0)
+    assert late.ended == (Outcome.SOLO, "partner did not begin")
+    doubtful = Table(HIGH, settings=OVERLAP).in_doubt()
+    assert doubtful.meet(TimePassed(), T0 + 29.9) == []
+    assert doubtful.meet(TimePassed(), T0 + 30.0) == [say(Ask(K))]
+    assert not doubtful.exchange.is_pending(T0 + 30.0)

@@ -116,7 +116,11 @@ async def test_another_donor_means_starting_again(
     assert carol.moved("state", "sent") == len(CONTENT)
 
 
-async def test_donor_that_dies_leaves_no_file(alice: Node, donor: Node, peers: Swarm, into: Path) -> None:
+async def test_donor_that_dies_leaves_no_file(
+    alice: Node, donor: Node, peers: Swarm, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CHUNK_BYTES_MAX", 64 * 1024)
+    read_slowly(monkeypatch, 0.05)
     fetching = asyncio.create_task(alice.network.fetch_state(donor.peer, into))
     await until(lambda: alice.moved("state", "received") > 0)
     peers.wires.unreachable.add(donor.peer)
