@@ -20,6 +20,7 @@ CLONE_NEWNET = 0x40000000
 NODE_LINK = "wan0"
 SUBNET = "11.77"  # is_global, and nobody's here: nothing leaves the namespaces
 PORT = 4001
+BURST_BYTES, BURST_S = 16_384, 0.002  # of a slowed link, the larger of both
 NUMBERS = itertools.count()  # several networks in one process
 
 
@@ -141,7 +142,8 @@ class Namespaces:
 
     def slow(self, name: str, bytes_per_s: int) -> None:
         shaping = ["qdisc", "replace", "dev", NODE_LINK, "root"]
-        rate = ["tbf", "rate", f"{8 * bytes_per_s}bit", "burst", "16kb", "latency", "200ms"]
+        burst = max(BURST_BYTES, int(bytes_per_s * BURST_S))  # below it the kernel's timer holds a fast link back
+        rate = ["tbf", "rate", f"{8 * bytes_per_s}bit", "burst", str(burst), "latency", "200ms"]
         _run(["tc", "-n", self._space(name), *shaping, *(rate if bytes_per_s else ["pfifo"])])
 
     def close(self) -> None:
