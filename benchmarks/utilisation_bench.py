@@ -11,8 +11,9 @@ Compute is a stand-in: it holds the training thread for the time and uses no cor
 as in `exchange_bench`. The arithmetic of the outer step is real too and counts as waiting; on the paper's machines it
 is small. The copy for a checkpoint counts neither as compute nor as waiting (`saved_share` of all time). Contenders:
 
-- `noloco-node`: its modes. INNER_STEPS share the compute of an outer step. In `stream` an outer step exchanges one of
-  so many fragments (`mode` says how many and the codec), so each weight goes once in so many outer steps.
+- `noloco-node`: its modes, but for those whose bytes the link cannot carry in their time. INNER_STEPS share the compute
+  of an outer step. In `stream` an outer step exchanges one of so many fragments (`mode` says how many and the codec),
+  so each weight goes once in so many outer steps.
   `paired_share`: outer steps that were exchanged in their time; a solo one costs no wait but mixes nothing.
 - `authors`, `all-reduce`: bfloat16, as the paper's; they block for what `rivals` measures, after each phase of compute.
 
@@ -40,13 +41,23 @@ MBPS, PARAMS, STEPS = (100, 1000), 16_000_000, 10
 QUICK_MBPS, QUICK_STEPS = (1000,), 3
 INNER_STEPS = 5
 FRAGMENTS = {"float32": 16, "bfloat16": 8, "int8": 4, "int4": 2}  # about a quarter of the slower link each
+TRAVEL_FACTOR = 1.1  # headers and acknowledgements
 LIMIT_S = 300.0
 
 
-def modes(quick: bool) -> list[Mode]:
+def modes(quick: bool, parameters: int, link_rate: float) -> list[Mode]:
+    """Those of this version whose exchange can be over in its time."""
     codecs = get_args(Outer.model_fields["codec"].annotation)
     streams = [Mode("stream", FRAGMENTS[codec], codec) for codec in codecs if codec in FRAGMENTS]
-    return streams[-1:] if quick else [Mode("joint"), Mode("overlap"), *streams]
+    wanted = streams[-1:] if quick else [Mode("joint"), Mode("overlap"), *streams]
+    return [mode for mode in wanted if fits(mode, parameters, link_rate)]
+
+
+def fits(mode: Mode, parameters: int, link_rate: float) -> bool:
+    """By the clock an exchange has half an outer step ; `joint` waits as long as it takes. Codecs below
+    float32 have FRAGMENTS that fit."""
+    travel_s = TRAVEL_FACTOR * FLOAT_BYTES * parameters / mode.fragments / link_rate
+    return mode.name == "joint" or mode.codec != "float32" or travel_s <= paper_phase_s(parameters) / 2
 
 
 def measure(link: Link, parameters: int, steps: int, quick: bool) -> Iterator[Row]:
@@ -60,7 +71,7 @@ def measure(link: Link, parameters: int, steps: int, quick: bool) -> Iterator[Ro
     for contender in contenders:
         shares = busy_share(compute_s, found[contender].seconds)
         yield utilisation_row(setting, contender, "bfloat16", shares, **size)
-    for mode in modes(quick):
+    for mode in modes(quick, real, link.bytes_per_s):
         run = run_pair(link, parameters, mode, Pace(INNER_STEPS, compute_s / INNER_STEPS), steps, limit_s)
         more = {"paired_share": round(run.paired, 3), "saved_share": round(saved_share(run.steps), 3)}
         yield utilisation_row(setting, "noloco-node", mode.words, own_busy_shares(run.steps), **more, **size)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import exchange_bench
 import pytest
+import utilisation_bench
 from figures import busy_share, exchange_row, own_row, paper_phase_s, saved_share, utilisation_row, with_ratios
 from job_record import Cycle, Line, PairStep, cycles_of, in_rounds, median_goodput, median_parts, pair_steps
 from model_sizes import FLOAT_BYTES, count_of, llama_of, shapes_of
@@ -158,3 +159,11 @@ def test_every_mode_of_the_product_is_measured_and_has_a_spec() -> None:
 def test_by_the_clock_an_exchange_has_half_an_outer_step() -> None:
     pace = exchange_bench.pace_of(Mode("overlap"), 16_000_000, 12.5e6)
     assert pace.phase_s / 2 > 16_000_000 * FLOAT_BYTES / 12.5e6
+
+
+def test_at_the_papers_ratio_whole_float32_weights_overlap_on_the_fast_link_only() -> None:
+    def names(link_rate: float) -> list[str]:
+        return [mode.words for mode in utilisation_bench.modes(False, 16_000_000, link_rate) if mode.codec == "float32"]
+
+    assert names(12.5e6) == ["joint float32", "stream 16 float32"]
+    assert names(125e6) == ["joint float32", "overlap float32", "stream 16 float32"]
