@@ -27,7 +27,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from figures import Row, exchange_row, own_row, with_ratios
 from link import Link, raw_link_rates, shaped_link, stops_as_exits
@@ -35,7 +34,7 @@ from model_sizes import FLOAT_BYTES, count_of
 from pair import Mode, Pace, run_pair
 from rival_runs import run_rivals
 
-from noloco_node.config.sections import Outer
+from noloco_node.core.codec_sizes import encoded_bytes
 
 MBPS, PARAMS, STEPS = (100, 1000), (16_000_000, 64_000_000), 5
 QUICK_MBPS, QUICK_PARAMS, QUICK_STEPS = (100,), (2_000_000,), 2
@@ -45,24 +44,24 @@ SAVING_S = 0.15e-6  # per parameter: so long a checkpoint is being written, besi
 TRAVEL_FACTOR, WORK_S = 1.2, 0.1e-6  # of the link's time for x; on top per parameter: room for a busy machine
 OWN_DEADLINE = 2.5  # in overlap an exchange has half an outer step
 FRAGMENTS = 4
+CODECS = {"joint": ("float32", "int8", "int4"), "overlap": ("float32",), "stream": ("float32", "int8", "lattice5")}
 LIMIT_FACTOR, LIMIT_SLACK_S = 4.0, 120.0
 
 
 def modes(quick: bool) -> list[Mode]:
-    """All that this version has; codecs other than float32 where a mode has them."""
+    """Every mode, with the codecs that tell something new of it."""
     if quick:
         return [Mode("joint"), Mode("stream", FRAGMENTS)]
-    codecs = get_args(Outer.model_fields["codec"].annotation)
-    names = get_args(Outer.model_fields["mode"].annotation)
-    return [Mode(name, FRAGMENTS if name == "stream" else 1, codec) for codec in codecs for name in names]
+    fragments = {"joint": 1, "overlap": 1, "stream": FRAGMENTS}
+    return [Mode(name, fragments[name], codec) for name, codecs in CODECS.items() for codec in codecs]
 
 
 def pace_of(mode: Mode, parameters: int, link_rate: float) -> Pace:
     """Time enough that a checkpoint is written before the next exchange, and the exchange over in its time."""
-    part = parameters / mode.fragments
+    part = parameters // mode.fragments
     phase_s = SAVING_S * part
     if mode.name != "joint":
-        exchange_s = part * (TRAVEL_FACTOR * FLOAT_BYTES / link_rate + WORK_S) + 2 * HOLD_S
+        exchange_s = TRAVEL_FACTOR * encoded_bytes(mode.codec, part) / link_rate + WORK_S * part + 2 * HOLD_S
         phase_s = max(phase_s, OWN_DEADLINE * exchange_s)
     return Pace(max(INNER_STEPS_MIN, math.ceil(phase_s / HOLD_S)), HOLD_S)
 

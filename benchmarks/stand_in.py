@@ -81,7 +81,7 @@ class StandInTrainer(StageTrainer):
     def take_boundary(self, outer_step: int) -> Boundary:
         sent, begun_s = link_sent_bytes(), time.monotonic()
         boundary = super().take_boundary(outer_step)
-        more = {"outer_step": outer_step, "tensor_bytes": boundary.tensor.nbytes, "sent_bytes": sent}
+        more = {"outer_step": outer_step, "tensor_bytes": boundary.tensor_bytes, "sent_bytes": sent}
         self._record.note("boundary", begun_s, time.monotonic(), **more)
         return boundary
 

@@ -27,7 +27,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from figures import Row, busy_share, own_busy_shares, paper_phase_s, saved_share, utilisation_row
 from link import Link, shaped_link, stops_as_exits
@@ -35,29 +34,27 @@ from model_sizes import FLOAT_BYTES, count_of
 from pair import Mode, Pace, run_pair
 from rival_runs import run_rivals
 
-from noloco_node.config.sections import Outer
+from noloco_node.core.codec_sizes import encoded_bytes
 
 MBPS, PARAMS, STEPS = (100, 1000), 16_000_000, 10
 QUICK_MBPS, QUICK_STEPS = (1000,), 3
 INNER_STEPS = 5
-FRAGMENTS = {"float32": 16, "bfloat16": 8, "int8": 4, "int4": 2}  # about a quarter of the slower link each
+FRAGMENTS = {"float32": 16, "int8": 4, "lattice5": 3}  # a quarter of the slower link each, or less
 TRAVEL_FACTOR = 1.1  # headers and acknowledgements
 LIMIT_S = 300.0
 
 
 def modes(quick: bool, parameters: int, link_rate: float) -> list[Mode]:
     """Those of this version whose exchange can be over in its time."""
-    codecs = get_args(Outer.model_fields["codec"].annotation)
-    streams = [Mode("stream", FRAGMENTS[codec], codec) for codec in codecs if codec in FRAGMENTS]
-    wanted = streams[-1:] if quick else [Mode("joint"), Mode("overlap"), *streams]
+    streams = [Mode("stream", fragments, codec) for codec, fragments in FRAGMENTS.items()]
+    wanted = streams[-1:] if quick else [Mode("joint"), Mode("joint", codec="int8"), Mode("overlap"), *streams]
     return [mode for mode in wanted if fits(mode, parameters, link_rate)]
 
 
 def fits(mode: Mode, parameters: int, link_rate: float) -> bool:
-    """By the clock an exchange has half an outer step ; `joint` waits as long as it takes. Codecs below
-    float32 have FRAGMENTS that fit."""
-    travel_s = TRAVEL_FACTOR * FLOAT_BYTES * parameters / mode.fragments / link_rate
-    return mode.name == "joint" or mode.codec != "float32" or travel_s <= paper_phase_s(parameters) / 2
+    """By the clock an exchange has half an outer step ; `joint` waits as long as it takes."""
+    travel_s = TRAVEL_FACTOR * encoded_bytes(mode.codec, parameters // mode.fragments) / link_rate
+    return mode.name == "joint" or travel_s <= paper_phase_s(parameters) / 2
 
 
 def measure(link: Link, parameters: int, steps: int, quick: bool) -> Iterator[Row]:
