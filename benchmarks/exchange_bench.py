@@ -51,7 +51,7 @@ LIMIT_FACTOR, LIMIT_SLACK_S = 4.0, 120.0
 def modes(quick: bool) -> list[Mode]:
     """Every mode, with the codecs that tell something new of it."""
     if quick:
-        return [Mode("joint"), Mode("stream", FRAGMENTS)]
+        return [Mode("joint"), Mode("stream", 2)]
     fragments = {"joint": 1, "overlap": 1, "stream": FRAGMENTS}
     return [Mode(name, fragments[name], codec) for name, codecs in CODECS.items() for codec in codecs]
 
