@@ -99,10 +99,12 @@ def test_medians_and_ratios_are_per_link_and_size() -> None:
     rows = [
         exchange_row(SETTING, "authors", "float32", [1.0, 9.0, 4.0], [7, 8, 9]),
         exchange_row(SETTING, "noloco-node", "joint", [1.0], [5]),
+        exchange_row(SETTING | {"link_mbps": 1000}, "authors", "float32", [2.0], [5]),
         exchange_row(SETTING | {"link_mbps": 1000}, "noloco-node", "joint", [1.0], [5]),
+        exchange_row(SETTING | {"params": 64}, "noloco-node", "joint", [1.0], [5]),
     ]
     assert (rows[0]["blocking_s"], rows[0]["bytes_sent"]) == (4.0, 8)
-    assert [row["ratio_to_authors"] for row in with_ratios(rows)] == [1.0, 0.25, None]
+    assert [row["ratio_to_authors"] for row in with_ratios(rows)] == [1.0, 0.25, 1.0, 0.5, None]
 
 
 def test_ratio_of_compute_to_bytes_is_the_papers() -> None:
