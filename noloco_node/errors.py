@@ -152,6 +152,10 @@ class PeerRefused(PeerLost):
         self.reason = reason
 
 
+class TensorReleased(Exception):
+    """The outer step closed: nothing of its tensor is kept."""
+
+
 class HopBusy(Exception):
     """The next stage's replica has no place for this micro-batch now."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "olmo2")
 REQUIRED_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+FRAGMENT_VALUES_MIN = 256
 BYTE_VOCAB_MIN = 257  # 256 bytes and the end of a document
 
 
@@ -53,6 +54,12 @@ def check_lengths(model: Mapping[str, Any], sequence_length: int, tokenizer: str
         )
     if tokenizer == "byte" and model["vocab_size"] < BYTE_VOCAB_MIN:
         raise ValueError(f"[model] vocab_size {model['vocab_size']} is below {BYTE_VOCAB_MIN}, the byte tokenizer's")
+
+
+def fragments_max(model: Mapping[str, Any], num_stages: int) -> int:
+    """Into how many fragments the smallest stage can be cut for sure, by its largest matrices alone."""
+    layer = 3 * model["hidden_size"] * model["intermediate_size"] + 2 * model["hidden_size"] ** 2
+    return max(1, model["num_hidden_layers"] // num_stages * layer // FRAGMENT_VALUES_MIN)
 
 
 def _check_family(model_type: object) -> None:

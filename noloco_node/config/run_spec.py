@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from noloco_node.config.model_config import check_lengths, check_model
+from noloco_node.config.model_config import check_lengths, check_model, fragments_max
 from noloco_node.config.sections import (
     Batch,
     Data,
@@ -61,10 +61,11 @@ class RunSpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for rule in (_check_seats, _check_outer, _check_mode, _check_schedule, _check_timing, _check_sources):
+        for rule in (_check_seats, _check_outer, _check_schedule, _check_timing, _check_sources):
             rule(self)
         _check_canonical(self)
         check_model(self.model, self.swarm.num_stages)
+        _check_mode(self)
         check_lengths(self.model, self.batch.sequence_length, self.tokenizer.kind)
         return self
 
@@ -198,6 +199,10 @@ def _check_mode(spec: RunSpec) -> None:
     outer = spec.outer
     if (outer.fragments > 1) != (outer.mode == "stream"):
         raise ValueError(f'[outer] fragments {outer.fragments}: mode "stream" has at least 2, the other modes 1')
+    if 0 < outer.total_outer_steps < outer.fragments:
+        raise ValueError(f"[outer] total_outer_steps {outer.total_outer_steps} is below fragments {outer.fragments}")
+    if outer.fragments > (most := fragments_max(spec.model, spec.swarm.num_stages)):
+        raise ValueError(f"[outer] fragments {outer.fragments}: this model's stages have room for {most}")
     if outer.mode == "joint":
         return
     if outer.clock != "time":

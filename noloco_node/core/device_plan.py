@@ -41,6 +41,7 @@ class DevicePlan:
         self._job: Effect | None = None
         self._unsaved = False  # all parts were exchanged once more, the checkpoint of it is not on the way yet
         self._rounds = self._rounds_at(clock.outer_step)
+        self._has_closed = False  # an outer step since the last checkpoint
         self._stopping = False
         self._now = 0.0
         self.is_saved_for_stop = False
@@ -48,11 +49,12 @@ class DevicePlan:
     @property
     def is_idle(self) -> bool:
         """No job is out and no closed step waits for its checkpoint."""
-        return self._job is None and not self._unsaved
+        return self._job is None and not self.is_unsaved
 
     @property
     def is_unsaved(self) -> bool:
-        return self._unsaved
+        """A checkpoint is due: of a whole round, or of whatever closed last in the run."""
+        return self._unsaved or (self._has_closed and self._clock.is_over)
 
     def done(self) -> None:
         """The job that was out has ended."""
@@ -61,8 +63,10 @@ class DevicePlan:
     def note(self, effects: list[Effect]) -> list[Effect]:
         """When every fragment was exchanged once more, that is to be saved."""
         for effect in effects:
-            if isinstance(effect, do.CloseExchange) and self._rounds_at(effect.outer_step + 1) > self._rounds:
-                self._rounds, self._unsaved = self._rounds_at(effect.outer_step + 1), True
+            if isinstance(effect, do.CloseExchange):
+                rounds = self._rounds_at(effect.outer_step + 1)
+                self._unsaved |= rounds > self._rounds
+                self._rounds, self._has_closed = max(rounds, self._rounds), True
         return effects
 
     def _rounds_at(self, outer_steps: int) -> int:
@@ -123,10 +127,10 @@ class DevicePlan:
     def _checkpoint(self) -> Job | None:
         """After each outer step, and once at a stop."""
         last = self._stopping and not self.is_saved_for_stop and not self._desk.is_open
-        return self._save if self._unsaved or last else None
+        return self._save if self.is_unsaved or last else None
 
     def _save(self) -> list[Effect]:
-        self._unsaved = False
+        self._unsaved = self._has_closed = False
         self.is_saved_for_stop = self._stopping
         clock, position = self._clock, self._flow.data_position
         promised = self._promises()

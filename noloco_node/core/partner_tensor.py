@@ -74,7 +74,7 @@ class PartnerTensor:
         return concerns
 
     def drop(self) -> list[Effect]:
-        """Forget c, if it was or is being computed. What is queued for the check ends before the drop."""
+        """Forget c, if it was or is being computed. What a check still under way finds is void."""
         is_computed = self._copy in (Copy.CHECKING, Copy.VERIFIED)
         self._copy = Copy.ABSENT
         return [DropCorrection(self._outer_step)] if is_computed else []

@@ -368,8 +368,8 @@ class Driver:
     def exchange_message(self, peer: PeerId, message: ExchangeMessage) -> None:
         self.feed(ev.ExchangeMessageReceived(peer, message))
 
-    def tensor_head(self, peer: PeerId, outer_step: int, head: memoryview) -> None:
-        self.spawn(self.exchanges.meet(outer_step, head))
+    def tensor_head(self, peer: PeerId, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
+        self.spawn(self.exchanges.meet(outer_step, tensor_id, head))
 
     def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None:
         self.exchanges.partner_tensors[outer_step] = tensor

@@ -78,18 +78,19 @@ class ExchangeLane:
         boundary = self._boundaries.get(effect.outer_step)
         if boundary is None:
             return
-        self._driver.device.await_head(effect.outer_step)
+        self._driver.device.await_head(effect.outer_step, effect.tensor_id)
         hub, size = self._driver.peers.exchange, effect.tensor_bytes
         hub.expect(effect.peer, effect.outer_step, size, effect.tensor_id, boundary.head_bytes)
 
-    async def meet(self, outer_step: int, head: memoryview) -> None:
-        """Nobody's sketch fits but one in range: the partner sent what cannot be."""
+    async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
         if outer_step not in self._boundaries:
             return
+        generation = self._generation
         try:
-            await self._driver.device.meet(outer_step, head)
+            await self._driver.device.meet(outer_step, tensor_id, head)
         except RemoteProtocolError as fault:
-            self._driver.feed(ev.TensorDamaged(outer_step, str(fault)))
+            if generation == self._generation:
+                self._driver.feed(ev.TensorDamaged(outer_step, str(fault)))
 
     def _stream(self, effect: do.StreamTensor) -> None:
         if effect.outer_step in self._boundaries:

@@ -55,5 +55,5 @@ class TensorSource(Protocol):
 
     async def read(self, start: int, stop: int) -> Bytes:
         """At least one byte from `start` on, none beyond `stop`. Waits for what cannot be known yet. Raises
-        LocalProtocolError when the tensor was released."""
+        TensorReleased when nothing of it is kept any more."""
         ...

@@ -99,12 +99,13 @@ class Trainer(Protocol):
         """x of that outer step, encoded."""
         ...
 
-    def await_head(self, outer_step: int) -> None:
-        """A partner's tensor begins to come (perhaps another than before): its head is still to be met."""
+    def await_head(self, outer_step: int, tensor_id: bytes) -> None:
+        """That tensor of the partner begins to come, perhaps in place of another: its head is still to be met."""
         ...
 
-    async def meet(self, outer_step: int, head: memoryview) -> None:
-        """The head of the partner's tensor is here: what follows our own can be encoded. Raises RemoteProtocolError."""
+    async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
+        """The head of that tensor is here: what follows our own can be encoded. Nothing is done when another is awaited
+        by now, or the step was released. Raises RemoteProtocolError for a head that no partner sends."""
         ...
 
     async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:

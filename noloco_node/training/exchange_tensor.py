@@ -13,9 +13,8 @@ from torch import Tensor
 from noloco_node.core import codec_sizes
 from noloco_node.errors import LocalProtocolError
 from noloco_node.training.codec import VALUE_MAX, Codec, Correction
+from noloco_node.training.codec.blocks import PIECE_VALUES
 from noloco_node.training.tensors import host_bytes
-
-PIECE_VALUES = 1 << 18  # encoded at a time at least: a multiple of every block
 
 
 class ExchangeTensor:
@@ -28,6 +27,7 @@ class ExchangeTensor:
         self._prepared: Tensor | None = None
         self._sketch: Tensor | None = None
         self._scales: Tensor | None = None
+        self._met = b""  # the partner's sketch that the scales are from
         self._encoded: Tensor | None = None
         self._done = 0  # values encoded
         self.num_values = frozen.numel()
@@ -43,7 +43,7 @@ class ExchangeTensor:
     def meet(self, their_head: memoryview) -> None:
         """The partner's sketch is known: what follows our own is encoded (anew). Raises RemoteProtocolError."""
         self._scales = self._codec.scales(self._own_sketch(), _bytes(their_head))
-        self._encoded, self._done = None, 0
+        self._met, self._encoded, self._done = bytes(their_head), None, 0
 
     def read(self, start: int, stop: int) -> memoryview:
         """Bytes from `start` on, `stop` excluded; of the sketch or of what follows it, never of both."""
@@ -55,7 +55,7 @@ class ExchangeTensor:
     def correction(self, theirs: memoryview) -> Correction:
         """c from both tensors as they travelled. Raises RemoteProtocolError."""
         head, body = theirs[: self.head_bytes], theirs[self.head_bytes :]
-        if self._scales is None:
+        if self._scales is None or head != self._met:
             self.meet(head)
         assert self._scales is not None
         own = self._encode(self.size_bytes - self.head_bytes)

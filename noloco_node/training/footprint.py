@@ -17,10 +17,11 @@ from noloco_node.training.settings import TrainingSettings
 from noloco_node.training.stage import cut_stage
 
 GIB = 1 << 30
-# float32 each: theta, its gradient, Adam's two moments, phi, delta, and the correction of an exchange.
-DEVICE_BYTES_PER_PARAMETER = 7 * 4
-# On the CPU besides: x, the partner's x, and the copy of five of them that a checkpoint is written from.
-HOST_BYTES_PER_PARAMETER = DEVICE_BYTES_PER_PARAMETER + 7 * 4
+# float32 each: theta, its gradient, Adam's two moments, phi, delta.
+DEVICE_BYTES_PER_PARAMETER = 6 * 4
+# On the CPU besides: x, the same as it is sent, the partner's, the correction, and the copy of five of the state's
+# tensors that a checkpoint is written from.
+HOST_BYTES_PER_PARAMETER = DEVICE_BYTES_PER_PARAMETER + 9 * 4
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -1,7 +1,8 @@
 """The stage's parameters as one flat vector, and its cut into the fragments that outer steps exchange in turn.
 
 Owns the order (by name), where each parameter lies, and the borders of the fragments. All replicas of a stage compute
-the same. Must not know what the numbers are.
+the same. A replica that keeps missing the same outer steps of a round never exchanges the same fragments: an outer step
+should last several inner steps. Must not know what the numbers are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 from noloco_node.errors import BadSpec
 
-ALIGNMENT = 256  # values: borders of fragments are borders of the codecs' blocks
+ALIGNMENT = 256  # values: no fragment is smaller, and few blocks are filled up with zeros
 
 
 @dataclass(frozen=True, slots=True)

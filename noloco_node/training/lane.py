@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from noloco_node.errors import LocalProtocolError
+from noloco_node.errors import LocalProtocolError, RemoteProtocolError, TensorReleased
 from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
 from noloco_node.training.device import memory_guard
 from noloco_node.training.drawn_mark import DrawnMark
@@ -27,6 +27,7 @@ from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.trainer import StageTrainer, build_trainer
 
 R = TypeVar("R")
+USUAL_THREADS = torch.get_num_threads()  # before anybody sets another number
 
 
 class TrainingLane:
@@ -45,6 +46,7 @@ class TrainingLane:
         self._writer = ThreadPoolExecutor(1, "noloco-save")
         self._exchanger = ThreadPoolExecutor(1, "noloco-exchange", torch.set_num_threads, (1,))
         self._met: dict[int, asyncio.Event] = {}  # by outer step: what follows the head of our tensor can be made
+        self._awaited: dict[int, bytes] = {}  # by outer step: the partner's tensor whose head is to be met
 
     @property
     def tensor_bytes(self) -> int:
@@ -107,20 +109,28 @@ class TrainingLane:
     def source(self, outer_step: int) -> LaneSource:
         return LaneSource(self, outer_step, self._built().outer.tensor(outer_step))
 
-    def await_head(self, outer_step: int) -> None:
+    def await_head(self, outer_step: int, tensor_id: bytes) -> None:
         if outer_step in self._met and self._built().outer.tensor(outer_step).head_bytes:
+            self._awaited[outer_step] = tensor_id
             self._met[outer_step].clear()
 
-    async def meet(self, outer_step: int, head: memoryview) -> None:
-        await self.beside(lambda: self._built().outer.tensor(outer_step).meet(head))
-        if outer_step in self._met:
+    async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
+        if self._awaited.get(outer_step) != tensor_id:
+            return
+        try:
+            await self.beside(partial(self._built().outer.tensor(outer_step).meet, head))
+        except (RemoteProtocolError, TensorReleased) as fault:
+            if isinstance(fault, RemoteProtocolError) and self._awaited.get(outer_step) == tensor_id:
+                raise
+            return
+        if self._awaited.get(outer_step) == tensor_id:
             self._met[outer_step].set()
 
     async def can_encode(self, outer_step: int) -> None:
-        """Waits until the partner's head is met. Raises LocalProtocolError when the tensor was released."""
+        """Waits until the partner's head is met. Raises TensorReleased."""
         met = self._met.get(outer_step)
         if met is None:
-            raise LocalProtocolError(f"nothing is kept for outer step {outer_step}")
+            raise TensorReleased(f"outer step {outer_step}")
         await met.wait()
 
     async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
@@ -134,6 +144,7 @@ class TrainingLane:
 
     async def release_exchange(self, outer_step: int) -> None:
         self._met.pop(outer_step, None)
+        self._awaited.pop(outer_step, None)
         await self._run(partial(self._built().release_exchange, outer_step))
 
     async def save_checkpoint(
@@ -163,8 +174,13 @@ class TrainingLane:
             await asyncio.to_thread(threads.shutdown, cancel_futures=threads is not self._writer)
 
     async def beside(self, job: Callable[[], R]) -> R:
-        """Run it on the thread of the exchange."""
-        return await asyncio.get_running_loop().run_in_executor(self._exchanger, job)
+        """Run it on the thread of the exchange. Raises DeviceFailed when there is no memory for it."""
+
+        def guarded() -> R:
+            with memory_guard():
+                return job()
+
+        return await asyncio.get_running_loop().run_in_executor(self._exchanger, guarded)
 
     async def _run(self, job: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._device, self._guarded, job)
@@ -194,9 +210,9 @@ class TrainingLane:
             self._trainer.forget_all()
 
     def _set_threads(self) -> None:
-        """OpenMP keeps the number per thread, so it is set on the thread that computes."""
-        if self._place.threads:
-            torch.set_num_threads(self._place.threads)
+        """OpenMP keeps the number per thread, so it is set on the thread that computes; that of the exchange has one,
+        which torch takes for what every later thread wants."""
+        torch.set_num_threads(self._place.threads or USUAL_THREADS)
 
 
 class LaneSource:

@@ -10,18 +10,20 @@ from noloco_node.core import limits
 
 
 class NormGauge:
-    """Running median of accepted norms. A norm far above it is refused and not remembered."""
+    """Running median of accepted sizes, root mean squares of c. One far above it is refused and not remembered, nor is
+    zero, after which all would be far above."""
 
     def __init__(self) -> None:
         self._accepted: deque[float] = deque(maxlen=limits.NORM_MEDIAN_WINDOW)
 
-    def judge(self, norm: float) -> str:
-        """Why `norm` is refused; "" when it is accepted."""
-        if not math.isfinite(norm):
+    def judge(self, size: float) -> str:
+        """Why `size` is refused; "" when it is accepted."""
+        if not math.isfinite(size):
             return "correction is not finite"
         if len(self._accepted) >= limits.NORM_MEDIAN_MIN:
             usual = median(self._accepted)
-            if norm > limits.NORM_FACTOR_MAX * usual > 0:
-                return f"norm {norm:.3g} of the correction is far above the usual {usual:.3g}"
-        self._accepted.append(norm)
+            if size > limits.NORM_FACTOR_MAX * usual:
+                return f"the correction, {size:.3g} in root mean square, is far above the usual {usual:.3g}"
+        if size > 0:
+            self._accepted.append(size)
         return ""

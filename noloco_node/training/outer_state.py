@@ -21,7 +21,7 @@ from torch import Tensor
 from noloco_node.core import limits, outer_update
 from noloco_node.core.outer_update import Coefficients
 from noloco_node.core.seed import key64
-from noloco_node.errors import LocalProtocolError, RemoteProtocolError
+from noloco_node.errors import LocalProtocolError, RemoteProtocolError, TensorReleased
 from noloco_node.ports import Boundary, Verdict
 from noloco_node.training.codec import Codec, codec
 from noloco_node.training.exchange_tensor import ExchangeTensor
@@ -68,7 +68,7 @@ class OuterState:
         self._parameters = dict(sorted(stage.named_parameters()))
         self._slices = parameter_slices(self._parameters)
         self._fragments = cut(self._slices, way.fragments)
-        self._gauges = self._new_gauges()
+        self._gauge = NormGauge()
         self.shape_hash = shape_hash(stage)
         device = next(stage.parameters()).device
         self._slow = torch.zeros(self.size, device=device)
@@ -118,10 +118,10 @@ class OuterState:
         return Boundary(tensor.size_bytes, tensor_id, self.shape_hash, tensor.head_bytes, tensor.is_finite)
 
     def tensor(self, outer_step: int) -> ExchangeTensor:
-        """x of that step on its way. Raises LocalProtocolError when nothing of it is kept."""
+        """x of that step on its way. Raises TensorReleased when nothing of it is kept."""
         exchange = self._open.get(outer_step)
         if exchange is None:
-            raise LocalProtocolError(f"nothing is kept for outer step {outer_step}")
+            raise TensorReleased(f"outer step {outer_step}")
         return exchange.tensor
 
     @torch.no_grad()
@@ -138,11 +138,12 @@ class OuterState:
         if tensor.nbytes != expected:
             return Verdict(f"tensor has {tensor.nbytes} bytes, expected {expected}", math.nan, math.nan)
         try:
-            correction = exchange.tensor.correction(tensor).values
+            found = exchange.tensor.correction(tensor)
         except RemoteProtocolError as fault:
             return Verdict(str(fault), math.nan, math.nan)
+        correction = found.values
         norm = float(torch.linalg.vector_norm(correction, dtype=torch.float64))
-        reason = self._gauges[exchange.fragment.number].judge(norm)
+        reason = found.fault or self._gauge.judge(norm / math.sqrt(correction.numel()))
         if not reason:
             exchange.correction = correction
         return Verdict(reason, norm, self._spread(norm, correction.numel()))
@@ -171,11 +172,7 @@ class OuterState:
     def forget_exchanges(self) -> None:
         """Other weights were loaded: what was frozen of the old ones is void."""
         self._open.clear()
-        self._gauges = self._new_gauges()
-
-    def _new_gauges(self) -> list[NormGauge]:
-        """One for each fragment: embeddings and layers move at different paces."""
-        return [NormGauge() for _ in self._fragments]
+        self._gauge = NormGauge()
 
     def _spread(self, norm: float, values: int) -> float:
         return 2 * norm / math.sqrt(values) / self._coefficients.gamma

@@ -78,7 +78,7 @@ def check_begin(body: exchange_pb2.Begin) -> None:
     if not 0 < body.tensor_bytes <= limits.TENSOR_BYTES_MAX or body.held_bytes > limits.TENSOR_BYTES_MAX:
         raise RemoteProtocolError("BEGIN names an impossible size")
     if len(body.tensor_id) != limits.DIGEST_BYTES or len(body.held_id) not in (0, limits.DIGEST_BYTES):
-        raise RemoteProtocolError("BEGIN's digest has the wrong length")
+        raise RemoteProtocolError("BEGIN's name of a tensor has the wrong length")
     if not (isfinite(body.weight) and body.weight > 0):
         raise RemoteProtocolError("BEGIN's weight is not a positive number")
     if max(len(body.codec), len(body.shape_hash)) > WORD_CHARS_MAX:

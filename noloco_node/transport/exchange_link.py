@@ -210,7 +210,7 @@ class Link:
 
     def _tell_head(self, inbox: TensorInbox) -> None:
         if self._head_bytes and inbox.held_bytes >= self._head_bytes:
-            self._ports.handler.tensor_head(self.peer, self.outer_step, inbox.head(self._head_bytes))
+            self._ports.handler.tensor_head(self.peer, self.outer_step, inbox.tensor_id, inbox.head(self._head_bytes))
             self._head_bytes = 0
 
     async def _wait_for_inbox(self) -> None:

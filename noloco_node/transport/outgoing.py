@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from noloco_node.core import limits
-from noloco_node.errors import LocalProtocolError
+from noloco_node.errors import TensorReleased
 from noloco_node.ports import TensorSource
 from noloco_node.transport.framing import byte_view, chunk_frame, end_frame, new_hash
 from noloco_node.wire.exchange_pb2 import ExchangeFrame
@@ -29,15 +29,16 @@ class Outgoing:
         self._wake = wake
         self._hash = new_hash()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(PIECES_AHEAD)
+        self._fault: BaseException | None = None
         self._making = asyncio.create_task(self._make())
-        self._making.add_done_callback(lambda _: wake())
+        self._making.add_done_callback(self._made)
 
     def take(self) -> Frame | None:
         """The next frame, if it is made already. Raises what went wrong with the making."""
         if not self._frames.empty():
             return self._frames.get_nowait()
-        if self._making.done() and not self._making.cancelled():
-            self._making.result()
+        if self._fault is not None:
+            raise self._fault
         return None
 
     def close(self) -> None:
@@ -54,9 +55,13 @@ class Outgoing:
                 if position > self._offset:
                     chunks += 1
                     await self._put((frame, len(piece)))
-        except LocalProtocolError:
-            return  # the tensor was released: the step is over
+        except TensorReleased:
+            return  # the step is over
         await self._put((end_frame(ExchangeFrame, size, chunks, self._hash.digest()), 0))
+
+    def _made(self, making: asyncio.Task[None]) -> None:
+        self._fault = None if making.cancelled() else making.exception()
+        self._wake()
 
     def _frame(self, position: int, piece: memoryview) -> bytes:
         """What the partner holds already only counts for the digest."""

@@ -84,7 +84,7 @@ class StateShelf:
         if len(self._uploads.keys() - {peer}) >= uploads_max:
             self._refused_s = self._now()
             raise ShelfBusy
-        if is_guest and len(self._guests - {peer}) >= uploads_max - 1:
+        if is_guest and len(self._guests - {peer}) >= max(1, uploads_max - 1):
             self._guest_refused_s = self._now()
             raise ShelfBusy
 

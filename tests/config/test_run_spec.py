@@ -22,14 +22,21 @@ def parse(text: str) -> RunSpec:
     return parse_run_spec(text, Path("/nowhere"))
 
 
-def changed(section: str, key: str, value: str) -> str:
+def changed(section: str, key: str, value: str, text: str = TINY) -> str:
     """The tiny spec with one key of one section given another TOML value."""
-    sections = TINY.split("\n[")
+    sections = text.split("\n[")
     for index, body in enumerate(sections):
         if body.removeprefix("[").startswith(section + "]"):
             kept = [line for line in body.splitlines() if not line.startswith(key + " ")]
             sections[index] = "\n".join([*kept, f"{key} = {value}", ""])
     return "\n[".join(sections)
+
+
+def streaming(fragments: int) -> str:
+    text = TINY
+    for key, value in (("mode", '"stream"'), ("fragments", fragments), ("clock", '"time"'), ("start_unix_s", 1e9)):
+        text = changed("outer", key, str(value), text)
+    return text
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -114,6 +121,8 @@ BAD = [
     (changed("outer", "mode", '"rotation"'), r"\[outer\] mode = 'rotation'"),
     (changed("outer", "mode", '"overlap"'), 'mode "overlap" needs clock "time"'),
     (changed("outer", "mode", '"stream"'), 'fragments 1: mode "stream" has at least 2'),
+    (changed("outer", "total_outer_steps", "1000", streaming(250)), "fragments 250: this model's stages have room for"),
+    (streaming(5), "total_outer_steps 3 is below fragments 5"),
     (changed("outer", "fragments", "4"), 'fragments 4: mode "stream" has at least 2'),
     (changed("outer", "codec", '"int9"'), r"\[outer\] codec = 'int9'"),
     (changed("outer", "clock", '"time"'), "needs start_unix_s"),

@@ -136,11 +136,11 @@ class BenchTrainer:
     def source(self, outer_step: int) -> Any:
         return self._do("source", outer_step, default=f"source of {outer_step}")
 
-    def await_head(self, outer_step: int) -> None:
-        self._do("await_head", outer_step)
+    def await_head(self, outer_step: int, tensor_id: bytes) -> None:
+        self._do("await_head", outer_step, tensor_id)
 
-    async def meet(self, outer_step: int, head: memoryview) -> None:
-        self._do("meet", outer_step, bytes(head))
+    async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
+        self._do("meet", outer_step, tensor_id, bytes(head))
 
     async def verify(self, outer_step: int, tensor: memoryview) -> TensorVerdict:
         return self._do("verify", outer_step, bytes(tensor), default=TensorVerdict("", 2.0, 0.5))

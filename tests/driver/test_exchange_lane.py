@@ -71,17 +71,17 @@ async def test_head_of_the_partners_tensor_is_awaited_and_met(bench: Bench) -> N
     await bench.tell(do.TakeBoundary(K))
     await bench.tell(do.ReceiveTensor(K, PEER, 16, b"theirs"))
     assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs", 4)]
-    assert bench.trainer.done("await_head") == [("await_head", K)]
-    bench.driver.tensor_head(PEER, K, memoryview(b"head"))
-    bench.driver.tensor_head(PEER, K + 1, memoryview(b"of a step that is not open"))
+    assert bench.trainer.done("await_head") == [("await_head", K, b"theirs")]
+    bench.driver.tensor_head(PEER, K, b"theirs", memoryview(b"head"))
+    bench.driver.tensor_head(PEER, K + 1, b"theirs", memoryview(b"of a step that is not open"))
     await bench.settle()
-    assert bench.trainer.done("meet") == [("meet", K, b"head")]
+    assert bench.trainer.done("meet") == [("meet", K, b"theirs", b"head")]
 
 
 async def test_head_that_nobody_sends_makes_the_tensor_damaged(bench: Bench) -> None:
     bench.trainer.answers["meet"] = RemoteProtocolError("a sketch that none sends")
     await bench.tell(do.TakeBoundary(K))
-    bench.driver.tensor_head(PEER, K, memoryview(b"head"))
+    bench.driver.tensor_head(PEER, K, b"theirs", memoryview(b"head"))
     await bench.settle()
     assert bench.machine.heard[-1] == ev.TensorDamaged(K, "a sketch that none sends")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from noloco_node.core import events as ev
 from noloco_node.core.types import Outcome, Phase, Seat
 from noloco_node.sim.checkers.checker import Checker
 from noloco_node.sim.replica import Replica
+from noloco_node.sim.scenarios import SCENARIOS
 from noloco_node.sim.simulation import Run, prepare
 from noloco_node.sim.virtual_node import VirtualNode
 from noloco_node.sim.virtual_swarm import VirtualSwarm
@@ -76,3 +77,18 @@ def test_an_outer_step_moves_its_own_fragment_only() -> None:
     before = replica.weights
     replica.take_boundary(4, b"digest")
     assert [old == new for old, new in zip(before, replica.weights, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("outer_steps", [8, 4, 3])
+def test_the_last_outer_step_of_a_run_is_saved_though_its_round_is_not_over(
+    monkeypatch: pytest.MonkeyPatch, outer_steps: int
+) -> None:
+    monkeypatch.setitem(SCENARIOS, "overlap", replace(SCENARIOS["overlap"], outer_steps=outer_steps))
+    swarm, _ = prepare(Run("overlap", 3, 1, 4))
+    swarm.run(swarm.start_s + 600.0)
+    assert swarm.violations == []
+    for node in swarm.nodes:
+        last = node.ledger.closed()[-1]
+        kept = node.disk.newest(last.seat)
+        assert kept is not None
+        assert kept.outer_step == last.number + 1 == outer_steps

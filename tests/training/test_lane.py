@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from noloco_node.core.types import Seat
-from noloco_node.errors import BadCheckpoint, BadData, DeviceFailed, LocalProtocolError
+from noloco_node.errors import BadCheckpoint, BadData, DeviceFailed, LocalProtocolError, TensorReleased
 from noloco_node.training import lane as lane_module
 from noloco_node.training.initialisation import stage_hash
-from noloco_node.training.lane import TrainingLane
+from noloco_node.training.lane import USUAL_THREADS, TrainingLane
 from noloco_node.training.settings import TrainerPlace
 from noloco_node.training.trainer import build_trainer
 
@@ -191,3 +191,91 @@ async def test_lane_closed_while_it_is_built_opens_no_data(settings, tmp_path, m
     await asyncio.wait_for(closing, 5)
     with pytest.raises(asyncio.CancelledError):
         await starting
+
+
+LATTICE = "lattice4"
+
+
+@pytest.fixture
+async def pair(settings, tmp_path):
+    """Two lanes at the boundary of outer step 7, whose tensors begin with a sketch."""
+    both = replace(settings, num_replicas=2, codec=LATTICE)
+    lanes = [TrainingLane(both, TrainerPlace(Seat(0, r), "cpu", tmp_path / str(r), threads=1)) for r in range(2)]
+    for each in lanes:
+        await each.initialise()
+        await each.forward(0, await each.draw(0), count=True)
+        await each.inner_step(tokens=40, position=0)
+        await each.take_boundary(7)
+    yield lanes
+    for each in lanes:
+        await each.close()
+
+
+async def head_of(lane) -> memoryview:
+    source = lane.source(7)
+    return await source.read(0, source._tensor.head_bytes)
+
+
+async def test_what_follows_a_sketch_waits_for_the_partners_and_for_no_other(pair):
+    one, other = pair
+    theirs = await head_of(other)
+    one.await_head(7, b"theirs")
+    rest = asyncio.create_task(one.source(7).read(len(theirs), len(theirs) + 64))
+    one.await_head(7, b"theirs, begun anew")
+    await one.meet(7, b"theirs", theirs)  # of the tensor before
+    await asyncio.sleep(0.05)
+    assert not rest.done()
+    await one.meet(7, b"theirs, begun anew", theirs)
+    assert len(await rest) == 64
+
+
+async def test_corrections_are_opposite_though_another_sketch_was_met_before(pair):
+    tensors = []
+    for lane, partner in (pair, pair[::-1]):
+        lane.await_head(7, b"theirs")
+        await lane.meet(7, b"theirs", await head_of(partner))
+    tensors = [await whole(lane, 7) for lane in pair]
+    stale = bytes(len(await head_of(pair[0])))
+    await pair[0].beside(lambda: pair[0]._built().outer.tensor(7).meet(memoryview(stale)))
+    verdicts = [await lane.verify(7, memoryview(theirs)) for lane, theirs in zip(pair, tensors[::-1], strict=True)]
+    assert [verdict.reason for verdict in verdicts] == ["", ""]
+    c = [lane._built().outer._open[7].correction for lane in pair]
+    assert torch.equal(c[0], -c[1])
+    assert float(c[0].abs().max()) > 0
+
+
+async def test_a_step_released_while_its_tensor_is_read_or_met_harms_nobody(pair):
+    one, other = pair
+    theirs = await head_of(other)
+    one.await_head(7, b"theirs")
+    busy = threading.Event()
+    held = asyncio.create_task(one.beside(lambda: busy.wait(5)))
+    await asyncio.sleep(0.02)
+    meeting = asyncio.create_task(one.meet(7, b"theirs", theirs))
+    await asyncio.sleep(0.02)
+    await one.release_exchange(7)
+    busy.set()
+    await asyncio.gather(held, meeting)
+    await one.meet(7, b"theirs", theirs)
+    with pytest.raises(TensorReleased):
+        await one.can_encode(7)
+
+
+async def test_random_bytes_after_a_good_sketch_are_refused(pair):
+    one, other = pair
+    theirs = await head_of(other)
+    size = one.source(7).size_bytes
+    draws = torch.randint(0, 256, (size - len(theirs),), generator=torch.Generator().manual_seed(1))
+    junk = bytes(theirs) + draws.to(torch.uint8).numpy().tobytes()
+    assert "differ by more than the code can tell" in (await one.verify(7, memoryview(junk))).reason
+
+
+async def test_a_later_lane_trains_with_as_many_threads_as_the_first(settings, tmp_path):
+    place = TrainerPlace(Seat(0, 0), "cpu", tmp_path)
+    seen = []
+    for _ in range(2):
+        lane = TrainingLane(settings, place)
+        await lane.beside(lambda: None)
+        seen.append(await lane._run(torch.get_num_threads))
+        await lane.close()
+    assert seen == [USUAL_THREADS, USUAL_THREADS]

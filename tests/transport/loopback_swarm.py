@@ -122,7 +122,7 @@ class Driver:
         self.messages.append((peer, message))
         self.on_message(peer, message)
 
-    def tensor_head(self, peer: PeerId, outer_step: int, head: memoryview) -> None:
+    def tensor_head(self, peer: PeerId, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
         self.heads.append((peer, outer_step, bytes(head)))
 
     def tensor_received(self, peer: PeerId, outer_step: int, tensor: memoryview) -> None:

@@ -66,7 +66,7 @@ class BlockCodec(ABC):
             rows, refused_here = self._correct_rows(*pair, scales[blocks].to(own.device))
             c[values] = rows.reshape(-1)[: values.stop - values.start]
             refused += refused_here
-        return Correction(c, refused)
+        return Correction(c, refused, -(-num_values // self.block_values))
 
     @abstractmethod
     def _encode_rows(self, rows: Tensor, scales: Tensor, out: Tensor) -> None: ...

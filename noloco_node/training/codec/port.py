@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 VALUE_MAX: Final = 2.0**100  # a state beyond it is as good as not finite; differences and scales cannot overflow
+REFUSED_SHARE_MAX: Final = 0.05  # of a correction's blocks; chance takes some 0.3 %
 NOTHING: Final = torch.empty(0)  # scales and sketch of a codec that needs none
 
 
@@ -36,6 +37,14 @@ class Correction:
 
     values: Tensor
     refused_blocks: int = 0
+    blocks: int = 0
+
+    @property
+    def fault(self) -> str:
+        """Why it is not fit to be added: too much of it could not be told. "" when it is."""
+        if self.refused_blocks > REFUSED_SHARE_MAX * self.blocks + 1 or 0 < self.refused_blocks == self.blocks:
+            return f"{self.refused_blocks} of {self.blocks} blocks differ by more than the code can tell"
+        return ""
 
 
 class Codec(Protocol):
