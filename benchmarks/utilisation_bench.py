@@ -39,7 +39,7 @@ from noloco_node.core.codec_sizes import encoded_bytes
 MBPS, PARAMS, STEPS = (100, 1000), 16_000_000, 10
 QUICK_MBPS, QUICK_STEPS = (1000,), 3
 INNER_STEPS = 5
-FRAGMENTS = {"float32": 16, "int8": 4, "lattice5": 3}  # a quarter of the slower link each, or less
+FRAGMENTS = {"float32": 16, "int8": 8, "lattice5": 8}  # over in half an outer step, also on busy cores
 TRAVEL_FACTOR = 1.1  # headers and acknowledgements
 LIMIT_S = 300.0
 
