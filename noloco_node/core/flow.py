@@ -280,12 +280,13 @@ class MicroBatchFlow:
         return [effect for work in list(self._works.values()) for effect in self._end(work, dropped=True)]
 
     def next_deadline(self, now: float) -> float | None:
+        late_s = self.settings.late_s
         times = [hop.retry_s for hop in self._hops.values() if hop.retry_s is not None]
-        times += [
-            w.away_since_s + self.settings.late_s for w in self.gate.works if w.state is WorkState.AWAY and not w.late
-        ]
+        times += [w.away_since_s + late_s for w in self.gate.works if w.state is WorkState.AWAY and not w.late]
         gate = self.gate.next_deadline(now)
-        return min([*times, *([gate] if gate is not None else [])], default=None)
+        if gate is not None:
+            times.append(gate)
+        return min(times, default=None)
 
     # --- inside -----------------------------------------------------------------------------------
 

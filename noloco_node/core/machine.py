@@ -8,7 +8,7 @@ in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.farewell import FINISHED, Farewell
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
-from noloco_node.core.membership import Membership
+from noloco_node.core.membership import Membership, Progress
 from noloco_node.core.outer_clock import OuterClock
 from noloco_node.core.standing import Standing
 from noloco_node.core.state_choice import StateChoice
@@ -71,7 +71,9 @@ class Machine:
     _now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.membership = Membership(self.settings, self.peer, self.incarnation, self.wanted, stages=self.stages)
+        self.membership = Membership(
+            self.settings, self.peer, self.incarnation, self.wanted, stages=self.stages, at_work=self._progress
+        )
         self.lookout = Lookout(self.settings, self.view)
         self.clock = OuterClock(self.settings, self.start_s)
         self.states = StateChoice(self.settings, self.peer, self.membership.roster)
@@ -84,7 +86,6 @@ class Machine:
         self._now = now
         if self._has_left:
             return []
-        self._tell_membership()  # a renewal says what holds now
         if isinstance(event, ev.RecordLearnt):
             return self._learn(event)
         if isinstance(event, ev.StateLoaded):
@@ -94,10 +95,10 @@ class Machine:
     def _learn(self, event: ev.RecordLearnt) -> list[Effect]:
         """Records come all the time and most only renew what is known: those change nothing and end here."""
         seat = event.record.seat
-        before = self.view(seat), self.membership.seat, self.standing.reason
+        holder, reason = self.view(seat), self.standing.reason
         out = self.membership.handle(event, self._now)
         self._compare(event.record)
-        if not out and before == (self.view(seat), self.membership.seat, self.standing.reason):
+        if not out and holder == self.view(seat) and reason == self.standing.reason:
             return out
         self.lookout.heard()
         return self._follow(event, out)
@@ -131,7 +132,8 @@ class Machine:
                 times.append(self._now + LOOK_AGAIN_S)
         if self._farewell.is_under_way or self.phase is Phase.SYNCING:
             times.append(self._now + LOOK_AGAIN_S)
-        return min((max(time, self._now) for time in times if time is not None), default=None)
+        earliest = min((time for time in times if time is not None), default=None)
+        return None if earliest is None else max(earliest, self._now)
 
     def view(self, seat: Seat) -> PeerId | None:
         """The peer that holds `seat` and works there, as far as this node knows."""
@@ -357,9 +359,10 @@ class Machine:
             return self._lose_seat()
         return []
 
-    def _stage_of(self, seat: Seat) -> list[Seat]:
+    def _stage_of(self, seat: Seat) -> Iterator[Seat]:
         """The seats of its stage, itself first."""
-        return list(dict.fromkeys((seat, *self.lookout.replicas_of(seat.stage))))
+        yield seat
+        yield from (other for other in self.lookout.replicas_of(seat.stage) if other != seat)
 
     def _lose_seat(self) -> list[Effect]:
         """Outranked: stop, keep the checkpoint, be a spare."""
@@ -411,7 +414,6 @@ class Machine:
         return out + flow.draws(promise.limit(self._now))
 
     def _publish_now(self, work: Work) -> list[Effect]:
-        self._tell_membership()
         out = self.membership.publish_now(self._now)
         if out and work.flow.is_first:
             work.promise.asked(work.promise.next(work.flow.draw_next, self._now), self._now)
@@ -426,13 +428,14 @@ class Machine:
             return self._leave()
         return [] if event.confirmed else self.membership.show(record.seat, self._now)
 
-    def _tell_membership(self) -> None:
-        """What the next record says; `data_next` is a promise not to be passed before the renewal after it."""
+    def _progress(self) -> Progress | None:
+        """What a record says now; `data_next` is a promise not to be passed before the renewal after it."""
         work = self.work
-        if work is not None:
-            flow = work.flow
-            data_next = work.promise.next(flow.draw_next, self._now) if flow.is_first else flow.data_position
-            self.membership.set_progress(SeatState.ACTIVE, self.outer_step, data_next, self._checkpoint_step)
+        if work is None:
+            return None
+        flow = work.flow
+        data_next = work.promise.next(flow.draw_next, self._now) if flow.is_first else flow.data_position
+        return Progress(SeatState.ACTIVE, self.outer_step, data_next, self._checkpoint_step)
 
     # --- the end ----------------------------------------------------------------------------------
 

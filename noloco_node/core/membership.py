@@ -7,7 +7,7 @@ Owns the claim: one `Claiming` step at a time, and the tables below say what an 
        +-- SPARE <-- taken or outranked at any step                  RECHECKING <-+-> RECLAIMING -> HOLDING
 
 A lease is a hint: nothing is protected by it, so a claim that loses simply withdraws. Must not know: weights,
-micro-batches, exchanges; the parent machine reports its progress through `set_progress`. One membership is one
+micro-batches, exchanges; the parent machine is asked for its progress when a record is made. One membership is one
 device; several devices of one peer share an incarnation. Times are monotonic seconds. Source: DESIGN section 4.
 """
 
@@ -33,8 +33,8 @@ from noloco_node.errors import ExitCode
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
-    """What our record tells about the replica, as last set by the parent."""
+class Progress:
+    """What our record tells about the replica."""
 
     state: SeatState = SeatState.JOINING
     outer_step: int = 0
@@ -47,7 +47,7 @@ class Membership:
 
     Forward to `handle`: Started, TimePassed, RecordLearnt, SeatsRead, RecordPublished and the `ANSWERED_CALLS`;
     any other event is passed over. Without `spare_allowed` a first claim that finds its seat taken ends in `Leave`.
-    `stages`: those that fit the device (None: all).
+    `stages`: those that fit the device (None: all). `at_work`: how far the replica is, None while none works.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Membership:
         spare_allowed: bool = True,
         roster: Roster | None = None,
         stages: frozenset[int] | None = None,
+        at_work: Callable[[], Progress | None] = lambda: None,
     ) -> None:
         self.roster = Roster(settings) if roster is None else roster
         self._settings = settings
@@ -77,7 +78,8 @@ class Membership:
         self._deadline = math.inf
         self._confirmed_until = -math.inf
         self._swept_s = -math.inf  # when the watched seats and the next of the table were last read
-        self._progress = _Progress()
+        self._at_work = at_work
+        self._progress = Progress()  # while none works
         self._watched: tuple[Seat, ...] = ()
 
     # --- what the parent sees -----------------------------------------------------------------------
@@ -117,8 +119,8 @@ class Membership:
     # --- what the parent says -----------------------------------------------------------------------
 
     def set_progress(self, state: SeatState, outer_step: int, data_next: int, checkpoint_step: int) -> None:
-        """What the next record of a held seat will say. Publishes nothing."""
-        self._progress = _Progress(state, outer_step, data_next, checkpoint_step)
+        """What the next record of a held seat will say while none works there. Publishes nothing."""
+        self._progress = Progress(state, outer_step, data_next, checkpoint_step)
 
     def keep(self, kept: Mapping[Seat, int]) -> None:
         """The local checkpoints, by seat: they are offered to others while nobody works at their stage."""
@@ -137,7 +139,7 @@ class Membership:
         if self._step is not Claiming.HOLDING or now >= self.confirmed_until:
             return []
         self._deadline = now + self._settings.renew_s
-        renewal = self._announcement(self._progress.state, self.claim)
+        renewal = self._announcement(None, self.claim)
         return [renewal, *(self._sweep(now) if now >= self._swept_s + self._settings.renew_s else ())]
 
     def show(self, seat: Seat, now: float) -> list[Effect]:
@@ -183,7 +185,7 @@ class Membership:
         if news and self._is_our_double(event.record):
             self._wait(Claiming.LEFT, math.inf)
             return [do.Leave("another process uses this node's key", int(ExitCode.IDENTITY_IN_USE))]
-        return self._yield_if_outranked(now)
+        return self._yield_if_outranked(now) if event.record.seat == self._target else []
 
     def _is_our_double(self, record: SeatRecord) -> bool:
         """Newer than our own record, by our key, in our seat, and not from us."""
@@ -300,7 +302,7 @@ class Membership:
     def _reclaim(self, now: float) -> list[Effect]:
         if not self._is_free(now):
             return self._give_up(now)
-        return self._publish(self._progress.state, None, Claiming.RECLAIMING, now)
+        return self._publish(None, None, Claiming.RECLAIMING, now)
 
     def _reclaimed(self, confirmed: bool, now: float) -> None:
         if confirmed:
@@ -329,7 +331,7 @@ class Membership:
         published = self._record is not None or self._step is Claiming.PUBLISHING
         farewell: list[Effect] = [self._announcement(SeatState.LEAVING, self.claim)] if published else []
         self._record, self._target, self._awaited = None, None, None
-        self._progress = _Progress()
+        self._progress = Progress()
         self._confirmed_until = -math.inf
         return farewell
 
@@ -350,7 +352,7 @@ class Membership:
         self._step, self._awaited = step, do.ReadSeats(seats)
         self._deadline = now + limits.BOOTSTRAP_RETRY_S
 
-    def _publish(self, state: SeatState, claim: int | None, step: Claiming, now: float) -> list[Effect]:
+    def _publish(self, state: SeatState | None, claim: int | None, step: Claiming, now: float) -> list[Effect]:
         return self._await(self._announcement(state, claim), step, now)
 
     def _await(self, effect: Effect, step: Claiming, now: float) -> list[Effect]:
@@ -361,10 +363,11 @@ class Membership:
     def _ask_again(self, now: float) -> list[Effect]:
         return [] if self._awaited is None else self._await(self._awaited, self._step, now)
 
-    def _announcement(self, state: SeatState, claim: int | None) -> Effect:
-        seat, told = self._target, self._progress
+    def _announcement(self, state: SeatState | None, claim: int | None) -> Effect:
+        """`state`: None, what the replica's progress says."""
+        seat, told = self._target, self._at_work() or self._progress
         assert seat is not None, "a record is of a seat"
-        data_next = told.data_next
+        state, data_next = state or told.state, told.data_next
         if state is SeatState.JOINING:  # keep the last holder's promise alive while nobody reads data
             data_next = max(data_next, self.roster.data_next(seat))
         return do.PublishRecord(seat, state, claim, told.outer_step, data_next, told.checkpoint_step)

@@ -10,7 +10,7 @@ after that changes nothing. Source: DESIGN section 4.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from noloco_node.core import limits
 from noloco_node.core import seed as draws
@@ -25,8 +25,7 @@ def standing(record: SeatRecord) -> tuple[int, bytes]:
     return record.claim, draws.digest("holder", record.run, seat.stage, seat.replica, record.peer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     record: SeatRecord
     deadline: float
 
@@ -60,7 +59,7 @@ class Roster:
         Refused: other run, seat outside the table, ended, claimed more than skew_max_s in the future, older than what
         is known of this peer, or behind RECORDS_PER_SEAT_MAX better claims. It lives at most lease_s + skew_max_s.
         """
-        if not self._acceptable(record, lives_s):
+        if self.knows(record) or not self._acceptable(record, lives_s):
             return False
         settings = self._settings
         entry = _Entry(record, now + min(lives_s, settings.lease_s + settings.skew_max_s))
@@ -72,6 +71,11 @@ class Roster:
         self._remember_progress(record)
         self._forget(entries, now)
         return record.peer in entries
+
+    def knows(self, record: SeatRecord) -> bool:
+        """This record of the peer is known, or a newer one: it is no news."""
+        known = self._seats.get(record.seat, {}).get(record.peer)
+        return known is not None and known.record.seq >= record.seq
 
     def _acceptable(self, record: SeatRecord, lives_s: float) -> bool:
         settings, in_table = self._settings, self._in_table(record.seat)
@@ -113,14 +117,14 @@ class Roster:
 
     def holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The live record with the least (claim, hash), whatever its state but leaving."""
-        known = self._seats.get(seat)
-        if known is None:
+        entries = self._seats.get(seat)
+        if entries is None:
             return None
-        entries = known.values()
         if len(entries) == 1:
-            (entry,) = entries
+            (entry,) = entries.values()
             return entry.record if entry.occupies(now) else None
-        return min((entry.record for entry in entries if entry.occupies(now)), key=standing, default=None)
+        occupying = [entry.record for entry in entries.values() if entry.occupies(now)]
+        return min(occupying, key=standing) if len(occupying) > 1 else next(iter(occupying), None)
 
     def active_holder(self, seat: Seat, now: float) -> SeatRecord | None:
         """The holder if it is active: a joining one is vacant for pairing and routing."""
@@ -175,9 +179,14 @@ class Roster:
             if holder is not None:
                 yield holder
 
+    def _of_stage(self, stage: int) -> list[Seat]:
+        """Its seats of which a record is known, in order."""
+        return sorted(seat for seat in self._seats if seat.stage == stage)
+
     def stage_active(self, stage: int, now: float) -> tuple[SeatRecord, ...]:
         """Records of the stage's active holders, in order of their replicas."""
-        return tuple(r for r in self._holders(now) if r.seat.stage == stage and r.state is SeatState.ACTIVE)
+        holders = (self.active_holder(seat, now) for seat in self._of_stage(stage))
+        return tuple(record for record in holders if record is not None)
 
     def donors(self, stage: int, now: float, apart_from: PeerId | None = None) -> tuple[SeatRecord, ...]:
         """Of each peer the newest live record that tells of a checkpoint of the stage, in seat order.
@@ -185,7 +194,7 @@ class Roster:
         One that says `leaving` counts: its peer may still be there, as a spare or in another seat (DESIGN 4).
         """
         found: dict[PeerId, SeatRecord] = {}
-        for seat in sorted(seat for seat in self._seats if seat.stage == stage):
+        for seat in self._of_stage(stage):
             for peer, entry in self._seats[seat].items():
                 record, known = entry.record, found.get(peer)
                 is_newer = known is None or record.seq > known.seq

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from noloco_node.core import limits
 
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id, e.g. "12D3Koo..."
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """One place in the swarm: a replica of a pipeline stage. `str(seat)` is "stage.replica"."""
 
     stage: int
@@ -22,8 +21,7 @@ class Seat:
         return f"{self.stage}.{self.replica}"
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class MicroBatchId:
+class MicroBatchId(NamedTuple):
     """`n` is the running number in the data order of stage-0 replica `origin`."""
 
     origin: int
