@@ -22,6 +22,7 @@ EARLY_BEGINS_MAX: Final = 4  # BEGINs remembered for outer steps not reached her
 REPLAY_MEMORY_STEPS: Final = 8  # inner steps whose micro-batch ids are remembered
 REPLAY_ENTRIES_MAX: Final = 4096
 PERMUTATIONS_KEPT: Final = 32  # seeded draws remembered, for nodes that ask for the same one again
+STAGE_TABLES_KEPT: Final = 64  # stages whose seats are remembered as a table
 
 # --- records --------------------------------------------------------------------------------------
 RECORD_BYTES_MAX: Final = 2048

@@ -9,7 +9,8 @@ read, what is done with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from heapq import nsmallest
 
 from noloco_node.core import effects as do
@@ -20,6 +21,12 @@ from noloco_node.core.flow import MicroBatchFlow, View
 from noloco_node.core.types import Seat, Settings
 
 LOOK_AGAIN_S = 1.0  # a vacant seat that is needed now is read again at most this often
+
+
+@lru_cache(maxsize=limits.STAGE_TABLES_KEPT)
+def seats_of(stage: int, num_replicas: int) -> tuple[Seat, ...]:
+    """All seats of a stage, in the order of their replicas."""
+    return tuple(Seat(stage, replica) for replica in range(num_replicas))
 
 
 class Lookout:
@@ -33,12 +40,13 @@ class Lookout:
         self._news = True
         self._second_s = float("-inf")
         self._left = 0  # look-ups left in the second that began then
+        self._turn, self._turned_s = 0, float("-inf")  # of a large stage: where its turn begins, and since when
         self.waits_for = ""
 
-    def replicas_of(self, stage: int) -> list[Seat]:
+    def replicas_of(self, stage: int) -> tuple[Seat, ...]:
         """All seats of a stage; none for a stage that does not exist."""
         exists = 0 <= stage < self._settings.num_stages
-        return [Seat(stage, replica) for replica in range(self._settings.num_replicas)] if exists else []
+        return seats_of(stage, self._settings.num_replicas) if exists else ()
 
     def is_vacant(self, stage: int) -> bool:
         """No replica of the stage is known to work; true for a stage that does not exist."""
@@ -68,17 +76,18 @@ class Lookout:
     def look_around(self, flow: MicroBatchFlow, desk: ExchangeDesk, missing: list[Seat], now: float) -> list[Effect]:
         """The vacant seats of the next stage, the partner's, and `missing` ones that a new run waits for.
 
-        Whom the node misses is looked through once a second and when news came, not at every event.
+        Whom the node misses is looked through once a second and when news came, not at every event, and of a large
+        stage one sweep in each renewal.
         """
         if now < self._checked_s + LOOK_AGAIN_S and not self._news:
             return []
         self._checked_s, self._news = now, False
         stage = flow.seat.stage
-        vacant = [seat for seat in self.replicas_of(stage + 1) if self._view(seat) is None]
+        vacant = [seat for seat in self._in_turn(self.replicas_of(stage + 1), now) if self._view(seat) is None]
         self.waits_for = ""
         if missing:
             self.waits_for = f"a new run starts with {self._settings.start_seats} active seats"
-        elif not flow.is_last and len(vacant) == self._settings.num_replicas:
+        elif not flow.is_last and self.is_vacant(stage + 1):
             self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self._view)
         starved = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else []
@@ -86,6 +95,16 @@ class Lookout:
         if self.waits_for:
             return self.look([*urgent, *vacant], now)
         return [*self.look(urgent, now), *self.look(vacant, now, self._settings.renew_s)]
+
+    def _in_turn(self, seats: Sequence[Seat], now: float) -> Sequence[Seat]:
+        """At most one sweep of them, the next ones at each renewal: what is looked up does not grow with the stage."""
+        most = limits.SWEEP_SEATS_PER_RENEWAL
+        if len(seats) <= most:
+            return seats
+        if now >= self._turned_s + self._settings.renew_s:
+            self._turn, self._turned_s = (self._turn + most) % len(seats), now
+        first = self._turn
+        return (*seats[first : first + most], *seats[: max(0, first + most - len(seats))])
 
     def missing_to_start(self, own: Seat) -> list[Seat]:
         """Seats to look for while a new run has too few active ones."""
