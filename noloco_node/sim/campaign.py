@@ -36,8 +36,9 @@ def _carried_out(runs: Sequence[Run], jobs: int) -> Iterator[Iterator[Figures]]:
 
 
 def summary(found: Sequence[Figures], began_s: float) -> dict[str, Any]:
-    """`began_s`: of time.monotonic(). `messages_per_seat_per_outer_step` counts the steps that were closed."""
+    """`began_s`: of time.monotonic(). What is told per seat and outer step counts the steps that were closed."""
     outer_steps = sum(figures.outer_steps for figures in found)
+    closed = max(1, outer_steps)
     return {
         "seeds": len({figures.run.seed for figures in found}),
         "runs": len(found),
@@ -46,11 +47,13 @@ def summary(found: Sequence[Figures], began_s: float) -> dict[str, Any]:
         "splits": sum(figures.splits for figures in found),
         "outer_steps": outer_steps,
         "paired": sum(figures.paired for figures in found),
-        "messages_per_seat_per_outer_step": round(sum(f.messages for f in found) / max(1, outer_steps), 2),
+        "messages_per_seat_per_outer_step": round(sum(f.messages for f in found) / closed, 2),
+        "bytes_per_seat_per_outer_step": round(sum(f.bytes for f in found) / closed),
+        "events_per_seat_per_outer_step": round(sum(f.events for f in found) / closed, 2),
         "events": sum(figures.events for figures in found),
         "digests": {f"{f.run.scenario}/{f.run.seed}": f"{f.digest:08x}" for f in found},
         "cpu_s": round(sum(figures.cpu_s for figures in found), 3),
-        "cpu_ms_per_seat_per_outer_step": round(1000 * sum(f.cpu_s for f in found) / max(1, outer_steps), 3),
+        "cpu_ms_per_seat_per_outer_step": round(1000 * sum(f.cpu_s for f in found) / closed, 3),
         "wall_s": round(time.monotonic() - began_s, 3),
     }
 

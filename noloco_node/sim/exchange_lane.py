@@ -10,7 +10,7 @@ from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.types import Begin, OfferAnswer, Outcome, PeerId, Phase, Ready, SeatRecord
 from noloco_node.sim.exchange_link import Link
-from noloco_node.sim.ledger import OuterStep
+from noloco_node.sim.ledger import OuterStep, Traffic
 from noloco_node.sim.replica import SHAPE_HASH, TENSOR_BYTES
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ExchangeLane:
             else:
                 node.receive(lambda: tell(None))
 
-        node.counts()
+        node.counts(Traffic.CALL)
         node.after(limits.UNARY_DEADLINE_S, lambda: tell(None))
         for _ in range(1 + node.weather.doubles()):
             if not node.weather.loses():
@@ -147,7 +147,7 @@ class ExchangeLane:
         reply: Callable[[OfferAnswer | None, SeatRecord | None], None],
     ) -> None:
         node = self._node
-        node.counts()
+        node.counts(Traffic.CALL)
         if not node.admits(caller, record):
             reply(None, node.record)
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from noloco_node.core import limits
+from noloco_node.sim.ledger import Traffic
 
 if TYPE_CHECKING:
     from noloco_node.sim.virtual_node import VirtualNode
@@ -167,7 +168,7 @@ class Link:
         """One message, after those sent before. Lost: the stream breaks."""
         if not self.stream:
             return
-        node.counts(MESSAGE_BYTES)
+        node.counts(Traffic.CALL, MESSAGE_BYTES)
         if node.weather.loses():
             self.goes_down()
             return
@@ -196,7 +197,7 @@ class Link:
         near, far = self.near(node), self.far(node)
         near.transfer = sent = Transfer(digest, size_bytes, offset, node.clock.now)
         left = 1.0 - offset / size_bytes
-        node.counts(int(left * size_bytes))
+        node.counts(Traffic.TENSOR, int(left * size_bytes))
 
         def complete() -> None:
             inbox = far.inbox

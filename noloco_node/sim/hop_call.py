@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.types import Seat
+from noloco_node.sim.ledger import Traffic
 
 if TYPE_CHECKING:
     from noloco_node.sim.virtual_node import VirtualNode
@@ -32,7 +33,7 @@ class HopCall:
     def carry(self, source: VirtualNode, target: VirtualNode, action: Callable[[], None]) -> None:
         """To the other end, unless the call breaks on the way."""
         weather, clock = source.weather, source.clock
-        source.counts(ACTIVATION_BYTES)
+        source.counts(Traffic.HOP, ACTIVATION_BYTES)
         if weather.loses():
             clock.after(SILENT_S if weather.random.random() < 0.5 else weather.delay_s(), self.break_off)
             return

@@ -7,11 +7,22 @@ the time from one loading of a state to the next: within it counters may only gr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fractions import Fraction
 
 from noloco_node.core.types import MicroBatchId, Outcome, PeerId, Seat
 
 STEPS_KEPT = 64  # outer steps of a tenure that partners may still be compared with
+
+
+class Traffic(StrEnum):
+    """What a message is for."""
+
+    LOOK_UP = "look-ups"  # of one seat in the DHT
+    STORE = "stores"  # of one copy of a record in the DHT
+    HOP = "hop messages"  # activations, gradients, and short answers to hops
+    CALL = "calls"  # offers, greetings, words of an exchange, requests for a state
+    TENSOR = "tensors"  # x of an exchange, or the rest of it
 
 
 @dataclass(slots=True)
@@ -64,11 +75,15 @@ class Ledger:
 
     tenures: list[Tenure] = field(default_factory=list)
     steps: list[OuterStep] = field(default_factory=list)  # of all tenures, oldest first
-    messages: int = 0
+    sent: dict[Traffic, int] = field(default_factory=lambda: dict.fromkeys(Traffic, 0))
     bytes: int = 0
     agreed: dict[tuple[int, int], list[tuple[Seat, PeerId]]] = field(default_factory=dict)  # by (tenure, outer step)
     pauses: list[tuple[float, float]] = field(default_factory=list)  # stopped (SIGSTOP) from, to
     unquiet_changes: list[str] = field(default_factory=list)  # parameters changed between a forward and its backward
+
+    @property
+    def messages(self) -> int:
+        return sum(self.sent.values())
 
     @property
     def tenure(self) -> Tenure | None:

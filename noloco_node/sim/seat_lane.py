@@ -9,12 +9,14 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.types import Seat, SeatRecord, SeatState
+from noloco_node.sim.ledger import Traffic
 from noloco_node.sim.seat_shelf import EVERYWHERE
 
 if TYPE_CHECKING:
     from noloco_node.sim.virtual_node import VirtualNode
 
 RECORD_BYTES = 400
+LOOK_UP_BYTES = 100
 
 
 class SeatLane:
@@ -43,7 +45,7 @@ class SeatLane:
 
     def _read(self, effect: do.ReadSeats) -> None:
         node = self._node
-        node.counts(100 * len(effect.seats), len(effect.seats))
+        node.counts(Traffic.LOOK_UP, LOOK_UP_BYTES * len(effect.seats), len(effect.seats))
         if self._reaches_somebody:
             node.after(node.weather.dht_delay_s(), lambda: self._found(effect.seats))
         else:
@@ -60,7 +62,7 @@ class SeatLane:
 
     def _publish(self, effect: do.PublishRecord) -> None:
         node = self._node
-        node.counts(RECORD_BYTES * limits.DHT_COPIES, limits.DHT_COPIES)
+        node.counts(Traffic.STORE, RECORD_BYTES * limits.DHT_COPIES, limits.DHT_COPIES)
         record = self._signed(effect)
         confirmed = self._reaches_somebody
         delay_s = node.weather.dht_delay_s() if confirmed else limits.DHT_RPC_DEADLINE_S
@@ -71,7 +73,7 @@ class SeatLane:
         """A `leaving` record of a former seat; it is not the one shown on calls."""
         node = self._node
         told = do.PublishRecord(effect.seat, SeatState.LEAVING, None, 0, effect.data_next, effect.checkpoint_step)
-        node.counts(RECORD_BYTES * limits.DHT_COPIES, limits.DHT_COPIES)
+        node.counts(Traffic.STORE, RECORD_BYTES * limits.DHT_COPIES, limits.DHT_COPIES)
         if self._reaches_somebody:
             record = self._signed(told)
             node.after(node.weather.dht_delay_s(), lambda: self._store(record))
@@ -83,14 +85,14 @@ class SeatLane:
     def _greet(self, far: VirtualNode) -> None:
         """A short call: it has our record, we get its."""
         node, weather, record = self._node, self._node.weather, self._node.record
-        node.counts(RECORD_BYTES)
+        node.counts(Traffic.CALL, RECORD_BYTES)
 
         def answered(theirs: SeatRecord | None) -> None:
             node.meet(far, theirs)
             node.feed(ev.PeerAnswered(far.peer))
 
         def heard() -> None:
-            far.counts(RECORD_BYTES)
+            far.counts(Traffic.CALL, RECORD_BYTES)
             far.meet(node, record)
             theirs = far.record
             if weather.links(node.number, far.number) and not weather.loses():

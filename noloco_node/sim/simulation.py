@@ -5,7 +5,7 @@ Owns the settings of simulated runs and what is told of one. Must not know proce
 
 from __future__ import annotations
 
-import time
+import resource
 from dataclasses import dataclass, replace
 
 from noloco_node.core.types import Clock, Outcome, Settings
@@ -49,6 +49,7 @@ class Figures:
     paired: int
     splits: int  # pairs that closed unlike as the protocol allows: cut off from READY to the end
     messages: int
+    bytes: int
     events: int
     digest: int
     cpu_s: float = 0.0
@@ -92,13 +93,18 @@ def prepare(run: Run) -> tuple[VirtualSwarm, Faults]:
 
 def simulate(run: Run) -> Figures:
     """To the end of the run, or to its violations."""
-    began_s = time.process_time()
+    began_s = _user_s()
     swarm, _ = prepare(run)
     settings = swarm.settings
     stretch = 2.0 if settings.clock is Clock.STEPS else 1.0
     swarm.run(swarm.start_s + stretch * settings.total_outer_steps * INTERVAL_S + SLACK_S)
     swarm.finish()
-    return replace(figures_of(run, swarm), cpu_s=time.process_time() - began_s)
+    return replace(figures_of(run, swarm), cpu_s=_user_s() - began_s)
+
+
+def _user_s() -> float:
+    """Processor time of this process's own code: what a busy machine changes least."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
 def figures_of(run: Run, swarm: VirtualSwarm) -> Figures:
@@ -110,6 +116,7 @@ def figures_of(run: Run, swarm: VirtualSwarm) -> Figures:
         paired=sum(step.outcome is Outcome.PAIRED for step in closed),
         splits=sum(len(c.splits) for c in swarm.checkers if isinstance(c, PairOutcome)),
         messages=sum(node.ledger.messages for node in swarm.nodes),
+        bytes=sum(node.ledger.bytes for node in swarm.nodes),
         events=swarm.events,
         digest=swarm.digest,
     )

@@ -10,7 +10,7 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.types import ClosedStep, PeerId, Seat
-from noloco_node.sim.ledger import Tenure
+from noloco_node.sim.ledger import Tenure, Traffic
 from noloco_node.sim.replica import Checkpoint, Replica, Weights
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class StateLane:
             return
         node, donor = self._node, self._node.swarm.by_peer[donors[0]]
         file = self._offered(donor, effect.seat.stage)
-        node.counts()
+        node.counts(Traffic.CALL)
         if file is None:
             self._after(node.weather.round_trip_s, lambda: self._ask(effect, donors[1:]))
             return

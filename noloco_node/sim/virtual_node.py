@@ -15,7 +15,7 @@ from noloco_node.core import events as ev
 from noloco_node.core.machine import Machine
 from noloco_node.core.types import PeerId, Seat, SeatRecord
 from noloco_node.sim.exchange_lane import ExchangeLane
-from noloco_node.sim.ledger import Ledger
+from noloco_node.sim.ledger import Ledger, Traffic
 from noloco_node.sim.micro_batch_lane import MicroBatchLane
 from noloco_node.sim.replica import Disk, Replica
 from noloco_node.sim.seat_lane import SeatLane
@@ -209,7 +209,7 @@ class VirtualNode:
             self._met[peer.peer] = record.seq
             self.learn(record)
 
-    def counts(self, message_bytes: int = 200, messages: int = 1) -> None:
-        """A message goes out."""
-        self.ledger.messages += messages
+    def counts(self, traffic: Traffic, message_bytes: int = 200, messages: int = 1) -> None:
+        """Messages go out; `message_bytes` in all."""
+        self.ledger.sent[traffic] += messages
         self.ledger.bytes += message_bytes

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -55,7 +56,8 @@ class VirtualSwarm:
         self.nodes: list[VirtualNode] = []
         self.by_peer: dict[PeerId, VirtualNode] = {}
         self.checkers: list[Checker] = []
-        self._on_records: list[Checker] = []
+        self._watchers: dict[type, tuple[Checker, ...]] = {}  # by kind of event or effect
+        self._always: tuple[Checker, ...] = ()
         self.violations: list[Violation] = []
         self.events = 0
         self.digest = 0
@@ -90,12 +92,19 @@ class VirtualSwarm:
     def witness(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> None:
         """One event was handled and its effects are on their way."""
         self.events += 1
+        kinds = [type(effect) for effect in effects]
         mark = MARK.pack(self.clock.now, node.number, EVENT_CODES[type(event)])
-        self.digest = crc32(mark + bytes(EFFECT_CODES[type(e)] for e in effects), self.digest)
-        is_known = not effects and type(event) is ev.RecordLearnt  # most events are; few checkers look at them
-        for checker in self._on_records if is_known else self.checkers:
+        self.digest = crc32(mark + bytes([EFFECT_CODES[kind] for kind in kinds]), self.digest)
+        for checker in self._who_looks(type(event), kinds):
             for words in checker.after(node, event, effects):
                 self.report(checker.name, node.peer, words)
+
+    def _who_looks(self, event: type, effects: list[type]) -> Iterable[Checker]:
+        """Most events are records that change nothing: few checkers look at them."""
+        concerned = self._watchers[event]
+        if not effects:
+            return concerned if event is ev.RecordLearnt else (*self._always, *concerned)
+        return dict.fromkeys((*self._always, *concerned, *chain(*[self._watchers[effect] for effect in effects])))
 
     def report(self, checker: str, node: str, words: str) -> None:
         if len(self.violations) < VIOLATIONS_MAX:
@@ -110,4 +119,6 @@ class VirtualSwarm:
 
     def watch(self, checkers: Iterable[Checker]) -> None:
         self.checkers = list(checkers)
-        self._on_records = [checker for checker in self.checkers if checker.looks_at_records]
+        self._always = tuple(checker for checker in self.checkers if checker.kinds is None)
+        for kind in (*EVENT_CODES, *EFFECT_CODES):
+            self._watchers[kind] = tuple(c for c in self.checkers if c.kinds is not None and kind in c.kinds)

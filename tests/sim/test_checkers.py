@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from noloco_node.core import effects as do
+from noloco_node.core import events as ev
 from noloco_node.core import exchange, outer_update
 from noloco_node.core.device_plan import DevicePlan
 from noloco_node.core.exchange_desk import ExchangeDesk
 from noloco_node.core.exchange_memory import ExchangeMemory
 from noloco_node.core.exchange_table import ExchangeState, Role
 from noloco_node.core.flow import MicroBatchFlow
+from noloco_node.core.lookout import Lookout
+from noloco_node.core.machine import HANDLERS, Machine
 from noloco_node.core.outer_clock import OuterClock
 from noloco_node.core.seats import Roster
 from noloco_node.core.types import Commit
 from noloco_node.sim.checkers.every import every_checker
+from noloco_node.sim.exchange_lane import ExchangeLane
 from noloco_node.sim.micro_batch_lane import MicroBatchLane
 from noloco_node.sim.replica import Replica
 from noloco_node.sim.simulation import Run, prepare, simulate
@@ -108,6 +112,36 @@ def forgets_nothing(patch: Patch) -> None:
     patch.setattr(ExchangeMemory, "close", lambda memory, step: memory._closed.setdefault(step.outer_step, step))
 
 
+def looks_up_everybody(patch: Patch) -> None:
+    """All seats at every event, though nobody is missing."""
+    looks = Lookout.look_around
+
+    def looks_at_all(lookout: Lookout, *args: Any) -> list[do.Effect]:
+        seats = (*lookout.replicas_of(0), *lookout.replicas_of(1))
+        return [*looks(lookout, *args), do.ReadSeats(seats)]
+
+    patch.setattr(Lookout, "look_around", looks_at_all)
+
+
+def renews_at_every_forward(patch: Patch) -> None:
+    def renews(machine: Machine, event: ev.ForwardDone) -> list[do.Effect]:
+        return [*Machine._on_micro_batch_event(machine, event), *machine.membership.publish_now(machine._now)]
+
+    patch.setitem(HANDLERS, ev.ForwardDone, renews)
+
+
+def calls_too_often(patch: Patch) -> None:
+    """Each OFFER goes out again and again."""
+    sends = ExchangeLane.executors
+
+    def repeats(lane: ExchangeLane) -> dict[type, Callable[[Any], None]]:
+        table = sends(lane)
+        send = table[do.SendOffer]
+        return table | {do.SendOffer: lambda effect: [send(effect) for _ in range(300)]}
+
+    patch.setattr(ExchangeLane, "executors", repeats)
+
+
 def plans_at_once(patch: Patch) -> None:
     """Two jobs on the device."""
     patch.setattr(DevicePlan, "_out", lambda plan, job: [job])
@@ -126,6 +160,9 @@ BROKEN: list[tuple[str, str, Callable[[Patch], None]]] = [
     ("one_holder", "join", never_yields),
     ("recovery", "calm", finds_no_partner),
     ("bounds", "calm", forgets_nothing),
+    ("bounds", "calm", looks_up_everybody),
+    ("bounds", "calm", renews_at_every_forward),
+    ("bounds", "calm", calls_too_often),
 ]
 
 

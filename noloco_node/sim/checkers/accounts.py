@@ -18,6 +18,7 @@ class Accounts(Checker):
     """The ledger counts what the device did and what was freed; the machine's accounts must say the same."""
 
     name = "accounts"
+    kinds = frozenset((ev.ForwardDone, ev.BackwardDone, do.ForgetMicroBatch, do.Leave))
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)

@@ -3,45 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import ceil
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
 from noloco_node.core.machine import Machine
-from noloco_node.core.types import Settings
+from noloco_node.core.types import Phase, Settings
 from noloco_node.sim.checkers.checker import Checker
+from noloco_node.sim.hop_call import ACTIVATION_BYTES
+from noloco_node.sim.ledger import Traffic
 from noloco_node.sim.replica import TENSOR_BYTES
+from noloco_node.sim.seat_lane import LOOK_UP_BYTES, RECORD_BYTES
 from noloco_node.sim.virtual_node import VirtualNode
 from noloco_node.sim.virtual_swarm import VirtualSwarm
 
 LINKS_MAX = 2 * limits.EXCHANGE_MEMORY_STEPS + 4
 TENSORS_MAX = 6  # sent per interval, with repeats after breaks
 WAKE_UPS_MAX = 20  # of the timer without any effect, per second
-CALLS_MAX = 150  # per interval: hops with their answers, offers, words of the exchange
+RECORDS_MAX = 4  # beside renewals: a seat won, taken up, lost, won again
+ASKED_AND_ANSWERED = 2
 
 
-def messages_max(settings: Settings, elapsed_s: float) -> float:
-    """Of one node in that time: a sweep and a record per renewal, a look-up each second, its share of calls."""
-    renewals = elapsed_s / settings.renew_s + 4
-    look_ups = limits.SWEEP_SEATS_PER_RENEWAL * renewals + limits.SWEEP_SEATS_PER_RENEWAL * elapsed_s
-    calls = CALLS_MAX * (elapsed_s / settings.outer_interval_s + 1)
-    return look_ups + limits.DHT_COPIES * renewals + calls
+@dataclass(slots=True)
+class Window:
+    """What one node did since the last outer interval began."""
+
+    sent: dict[Traffic, int] = field(default_factory=lambda: dict.fromkeys(Traffic, 0))  # before it
+    sent_bytes: int = 0  # before it
+    needy_s: set[int] = field(default_factory=set)  # seconds in which it looked for what it stood still without
+
+
+def sent_max(settings: Settings, compute_s: float, needy_s: int) -> dict[Traffic, int]:
+    """Messages of one node within an outer interval, whatever the number of seats.
+
+    Look-ups: a sweep at each renewal, the vacant seats of the next stage as often, a partner each second; one sweep
+    more in each second in which it stands still without a peer (`needy_s`). Hops: as if the device did nothing but
+    forwards, `compute_s` each, with an activation, an ADMITTED and a gradient. Calls: an OFFER after each pause, words
+    of an exchange each second, neighbours at each renewal; as many of others.
+    """
+    interval_s = settings.outer_interval_s
+    renewals = ceil(interval_s / settings.renew_s) + 1
+    sweep = min(limits.SWEEP_SEATS_PER_RENEWAL, settings.num_stages * settings.num_replicas)
+    vacant = min(limits.SWEEP_SEATS_PER_RENEWAL, settings.num_replicas)
+    words = interval_s / limits.HAVE_INTERVAL_S + interval_s / limits.ASK_INTERVAL_S
+    offers = interval_s / limits.OFFER_RETRY_S
+    return {
+        Traffic.LOOK_UP: renewals * (sweep + vacant) + ceil(interval_s) + needy_s * sweep,
+        Traffic.STORE: limits.DHT_COPIES * (renewals + RECORDS_MAX),
+        Traffic.HOP: ceil(3 * interval_s / compute_s),
+        Traffic.CALL: ASKED_AND_ANSWERED * ceil(offers + words + limits.SHOWN_MAX * renewals),
+        Traffic.TENSOR: TENSORS_MAX,
+    }
+
+
+BYTES_MAX = {
+    Traffic.LOOK_UP: LOOK_UP_BYTES,
+    Traffic.STORE: RECORD_BYTES,
+    Traffic.HOP: ACTIVATION_BYTES,
+    Traffic.CALL: RECORD_BYTES,
+    Traffic.TENSOR: TENSOR_BYTES,
+}
+"""Of one message."""
 
 
 class Bounds(Checker):
-    """Buffers at each inner step, a roster's seat at each record, traffic at the end."""
+    """Buffers at each inner step, a roster's seat at each record, traffic in each outer interval."""
 
     name = "bounds"
-    looks_at_records = True
+    kinds = frozenset(
+        (ev.TimePassed, ev.RecordLearnt, ev.InnerStepDone, ev.BoundaryTaken, ev.ExchangeMessageReceived, do.ReadSeats)
+    )
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)
         self._idle: dict[int, tuple[int, int]] = {}  # node -> (second, wake-ups for nothing within it)
+        self._windows: dict[int, Window] = {}
+        self._ends_s = swarm.clock.now
+        self._next_window()
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
         machine = node.machine
         if machine is None:
             return
+        if effects and self._is_needy(machine, node.clock.now):
+            self._window(node).needy_s.add(int(node.clock.now))
         if isinstance(event, ev.TimePassed):
             if not effects:
                 yield from self._wakes_for_nothing(node)
@@ -79,12 +126,35 @@ class Bounds(Checker):
             if held > most:
                 yield what, held, most
 
-    def finish(self) -> Iterator[str]:
-        elapsed_s = self.swarm.clock.now - 1000.0
-        most = messages_max(self.swarm.settings, elapsed_s)
-        bytes_most = TENSORS_MAX * TENSOR_BYTES * (elapsed_s / self.swarm.settings.outer_interval_s + 1) + most * 400
+    # --- traffic ----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _is_needy(machine: Machine, now: float) -> bool:
+        """It looks for a seat, a state, or a peer without whom it stands still; or serves a stage that ends."""
+        works = machine.phase in (Phase.TRAINING, Phase.EXCHANGING) and machine.work is not None
+        return not works or bool(machine.waits_for) or machine.work.flow.gate.is_starved(now)
+
+    def _window(self, node: VirtualNode) -> Window:
+        return self._windows.setdefault(node.number, Window())
+
+    def _next_window(self) -> None:
+        """An outer interval ends, another begins."""
+        for words in self.finish():
+            self.swarm.report(self.name, "", words)
         for node in self.swarm.nodes:
-            if node.ledger.messages > most:
-                yield f"{node.peer} sent {node.ledger.messages} messages, at most {most:.0f} are right"
-            if node.ledger.bytes > bytes_most + CALLS_MAX * (1 << 16) * elapsed_s:
-                yield f"{node.peer} sent {node.ledger.bytes} bytes"
+            self._windows[node.number] = Window(dict(node.ledger.sent), node.ledger.bytes)
+        self._ends_s += self.swarm.settings.outer_interval_s
+        self.swarm.clock.at(self._ends_s, self._next_window)
+
+    def finish(self) -> Iterator[str]:
+        for node in self.swarm.nodes:
+            window = self._window(node)
+            most = sent_max(self.swarm.settings, node.build.compute_s, len(window.needy_s))
+            for traffic, count in node.ledger.sent.items():
+                if count - window.sent[traffic] > most[traffic]:
+                    sent = count - window.sent[traffic]
+                    yield f"{node.peer} sent {sent} {traffic} within an outer interval, the limit is {most[traffic]}"
+            sent_bytes = node.ledger.bytes - window.sent_bytes
+            bytes_most = sum(BYTES_MAX[traffic] * count for traffic, count in most.items())
+            if sent_bytes > bytes_most:
+                yield f"{node.peer} sent {sent_bytes} bytes within an outer interval, the limit is {bytes_most}"

@@ -12,10 +12,13 @@ from noloco_node.sim.virtual_swarm import VirtualSwarm
 
 
 class Checker:
-    """Looks at a swarm after every event and says, in words, what does not hold. Changes nothing."""
+    """Looks at a swarm after events and says, in words, what does not hold. Changes nothing.
+
+    `kinds`: events and effects it is called after, None: every event but a record that changes nothing.
+    """
 
     name: ClassVar[str] = ""
-    looks_at_records: ClassVar[bool] = False  # also at those that change nothing
+    kinds: ClassVar[frozenset[type] | None] = None
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         self.swarm = swarm

@@ -15,10 +15,10 @@ from noloco_node.sim.virtual_node import VirtualNode
 
 class CorrectionOnce(Checker):
     name = "correction_once"
+    kinds = frozenset((ev.CorrectionAdded,))
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
-        if not isinstance(event, ev.CorrectionAdded):
-            return
+        assert isinstance(event, ev.CorrectionAdded)
         step = node.ledger.step(event.outer_step)
         if step is not None:
             yield from self._own(node, step)

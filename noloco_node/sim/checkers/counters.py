@@ -15,6 +15,7 @@ from noloco_node.sim.virtual_swarm import VirtualSwarm
 
 class Counters(Checker):
     name = "counters"
+    kinds = frozenset((ev.StateLoaded, do.TakeBoundary, do.CloseExchange, do.AddCorrection, do.DrawMicroBatch))
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)

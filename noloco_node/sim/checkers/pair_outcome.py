@@ -22,6 +22,7 @@ class PairOutcome(Checker):
     """`splits`: the listed exceptions, in words."""
 
     name = "pair_outcome"
+    kinds = frozenset((do.CloseExchange,))
 
     def __init__(self, swarm: VirtualSwarm) -> None:
         super().__init__(swarm)

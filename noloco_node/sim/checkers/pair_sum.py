@@ -15,10 +15,10 @@ class PairSum(Checker):
     """Weights are Fractions, so there is nothing to round."""
 
     name = "pair_sum"
+    kinds = frozenset((ev.CorrectionAdded,))
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
-        if not isinstance(event, ev.CorrectionAdded):
-            return
+        assert isinstance(event, ev.CorrectionAdded)
         step = node.ledger.step(event.outer_step)
         if step is None or step.c is None:
             return
