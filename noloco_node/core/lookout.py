@@ -83,11 +83,13 @@ class Lookout:
             return []
         self._checked_s, self._news = now, False
         stage = flow.seat.stage
-        vacant = [seat for seat in self._in_turn(self.replicas_of(stage + 1), now) if self._view(seat) is None]
+        needed = self.replicas_of(stage + 1)
+        is_alone = not flow.is_last and self.is_vacant(stage + 1)
+        vacant = needed if is_alone else [seat for seat in self._in_turn(needed, now) if self._view(seat) is None]
         self.waits_for = ""
         if missing:
             self.waits_for = f"a new run starts with {self._settings.start_seats} active seats"
-        elif not flow.is_last and self.is_vacant(stage + 1):
+        elif is_alone:
             self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self._view)
         starved = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else []

@@ -46,3 +46,13 @@ def test_vacant_seats_of_the_next_stage_are_read_one_sweep_a_renewal() -> None:
     assert len(set(vacant_ones_read(300, 5 * renewal_s))) == 299
     assert len(vacant_ones_read(3000, 5 * renewal_s)) <= 5 * limits.SWEEP_SEATS_PER_RENEWAL
     assert len(vacant_ones_read(40, renewal_s)) == 39
+
+
+def test_a_node_that_knows_none_of_the_next_stage_reads_all_of_it() -> None:
+    settings = replace(SETTINGS, num_stages=2)
+    lookout = Lookout(settings, lambda seat: None)
+    flow, desk = MicroBatchFlow(settings, Seat(0, 0), data_next=0), ExchangeDesk(settings, Seat(0, 0), 1)
+    effects = [effect for now in range(5) for effect in lookout.look_around(flow, desk, [], float(now))]
+    read = {seat for effect in effects if isinstance(effect, do.ReadSeats) for seat in effect.seats}
+    assert read == set(lookout.replicas_of(1))
+    assert lookout.waits_for == "no replica of stage 1 is known"
