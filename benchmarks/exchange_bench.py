@@ -37,7 +37,7 @@ from rival_runs import run_rivals
 from noloco_node.core.codec_sizes import encoded_bytes
 
 MBPS, PARAMS, STEPS = (100, 1000), (16_000_000, 64_000_000), 5
-QUICK_MBPS, QUICK_PARAMS, QUICK_STEPS = (100,), (2_000_000,), 2
+QUICK_MBPS, QUICK_PARAMS, QUICK_STEPS = (100,), (1_000_000,), 2
 HOLD_S = 0.25
 INNER_STEPS_MIN = 4
 SAVING_S = 0.15e-6  # per parameter: so long a checkpoint is being written, beside the next phase
