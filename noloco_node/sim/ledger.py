@@ -62,6 +62,7 @@ class Tenure:
     from_step: int
     from_n: int
     since_s: float
+    life: int  # of the process
     added: list[tuple[MicroBatchId, int]] = field(default_factory=list)  # id, and how many inner steps had closed
     inner_steps: int = 0
     trained: int = 0  # own micro-batches

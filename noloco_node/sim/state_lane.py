@@ -148,6 +148,7 @@ class StateLane:
                 found.outer_step,
                 found.data_next,
                 clock.now,
+                node.life,
             )
         )
         place = found.outer_step, found.inner_step, found.data_next, found.source

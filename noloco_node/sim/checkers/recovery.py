@@ -60,9 +60,14 @@ class Recovery(Checker):
                 self._begun_s.setdefault((step.seat, step.number), []).append(step.begun_s)
         for node in self.swarm.nodes:
             machine = node.machine
-            if machine is not None and machine.phase in (*WORKING, Phase.DRAINING):
+            if machine is not None and machine.phase in (*WORKING, Phase.DRAINING) and not self._came_late(node):
                 yield f"{node.peer} never ends: {machine.phase}, outer step {machine.outer_step}"
             yield from self._pairing(node)
+
+    def _came_late(self, node: VirtualNode) -> bool:
+        """It took a seat when the run was over: it serves on for a lease, and another for its own exchange."""
+        tenure = node.ledger.tenure
+        return tenure is not None and self.swarm.clock.now - tenure.since_s <= 2 * self.swarm.settings.lease_s
 
     def _pairing(self, node: VirtualNode) -> Iterator[str]:
         """Of the first steps after the faults whose drawn partner took part, one is paired."""
