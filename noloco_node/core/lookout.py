@@ -48,6 +48,11 @@ class Lookout:
         exists = 0 <= stage < self._settings.num_stages
         return seats_of(stage, self._settings.num_replicas) if exists else ()
 
+    def replicas_from(self, stage: int, replica: int) -> tuple[Seat, ...]:
+        """The same, beginning with that replica: who looks at a few of a large stage begins where no other does."""
+        seats = self.replicas_of(stage)
+        return (*seats[replica:], *seats[:replica])
+
     def is_vacant(self, stage: int) -> bool:
         """No replica of the stage is known to work; true for a stage that does not exist."""
         return all(self._view(seat) is None for seat in self.replicas_of(stage))
@@ -83,7 +88,7 @@ class Lookout:
             return []
         self._checked_s, self._news = now, False
         stage = flow.seat.stage
-        needed = self.replicas_of(stage + 1)
+        needed = self.replicas_from(stage + 1, flow.seat.replica)
         is_alone = not flow.is_last and self.is_vacant(stage + 1)
         vacant = needed if is_alone else [seat for seat in self._in_turn(needed, now) if self._view(seat) is None]
         self.waits_for = ""

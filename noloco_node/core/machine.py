@@ -197,7 +197,8 @@ class Machine:
         )
         self.work = Work(flow, desk, plan, DataPromise(flow.data_next, self.settings.renew_s, self._now))
         self.phase = Phase.TRAINING
-        around = [*self.lookout.replicas_of(seat.stage + 1), *self.lookout.replicas_of(seat.stage)]
+        stages = (seat.stage + 1, seat.stage)
+        around = [near for stage in stages for near in self.lookout.replicas_from(stage, seat.replica)]
         self.membership.watch(around)
         if self.clock.is_over:
             self._end(FINISHED)
