@@ -2,6 +2,7 @@
 #   PYTHON=python3.12        the interpreter to build .venv with
 #   TORCH_INDEX=URL          package index to take torch from (another build: CPU, CUDA); empty: pip's own choice
 #   JSON=F SECONDS=600 SEED=1  of `make chaos`: where the figures go, how long the faults last, which faults
+#   QUICK=1                  of `make bench`: short runs, whose figures prove little
 #   CHECK_TESTS=0            `make check` without the fast tests; so it is in `make check test`, where all tests follow
 PYTHON ?= $(shell for name in python3.11 python3; do $$name -c '' 2>/dev/null && echo $$name && break; done)
 TORCH_INDEX ?=
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo chaos faults test check fast format proto docs clean
+.PHONY: setup demo chaos faults bench test check fast format proto docs clean
 
 setup: $(STAMP)
 
@@ -41,6 +42,9 @@ chaos: setup
 
 faults: setup
 	CHAOS_ALL=1 $(BIN)/pytest tests/chaos/test_exchange_faults.py
+
+bench: setup
+	$(BIN)/python benchmarks/run_all.py $(if $(QUICK),--quick)
 
 test: setup
 	$(BIN)/pytest tests --durations=15
