@@ -14,6 +14,8 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
+from noloco_node.core.types import Seat
+
 Format = Literal["auto", "text", "json"]
 HIDDEN = "[hidden]"
 SECRET_WORDS = frozenset(
@@ -110,6 +112,8 @@ def _clean(value: Any) -> Any:
     match value:
         case bytes() | bytearray() | memoryview():
             return f"<{len(value)} bytes>"
+        case Seat():
+            return str(value)
         case str():
             return SECRET_TEXT.sub(HIDDEN, value)
         case Mapping():
@@ -119,5 +123,5 @@ def _clean(value: Any) -> Any:
 
 
 def _plain(value: Any) -> str:
-    """What JSON cannot hold: seats, paths, enums."""
+    """What JSON cannot hold: paths, enums."""
     return SECRET_TEXT.sub(HIDDEN, str(value))
