@@ -69,6 +69,7 @@ _TABLES: dict[str, dict[str, Any]] = {
     },
     "demo": {
         "model": _llama(hidden=128, layers=4, heads=4, positions=256),
+        "data": {"row_window": 4096},  # more rows than the run has: no step of the loss where a next window begins
         "batch": {"sequence_length": 128, "micro_batch_size": 4, "micro_batches": 2},
         "inner": {"learning_rate": 3e-3, "warmup_steps": 20},
         "outer": {"inner_steps": 25, "total_outer_steps": 20, "clock": "steps"},

@@ -246,7 +246,7 @@ class Agreement:
         is_early = self._is_large and (offer.outer_step > self._step or now < self._repairs_from)
         if drawn != offer.sender and is_early:
             return OfferAnswer.LATER  # whether the drawn partner is there is not known yet
-        if self._is_asking_a_third(offer):
+        if self._is_asking_a_third(offer, peer):
             return OfferAnswer.LATER
         self._made[offer.outer_step] = caller
         return OfferAnswer.AGREED
@@ -257,9 +257,12 @@ class Agreement:
             return False
         return 0 <= offer.sender.replica < self._settings.num_replicas
 
-    def _is_asking_a_third(self, offer: Offer) -> bool:
-        mine = None if self._out is None else self._out[0]
-        return mine is not None and mine.outer_step == offer.outer_step and mine.receiver != offer.sender
+    def _is_asking_a_third(self, offer: Offer, peer: PeerId) -> bool:
+        """Another seat, or another node that for a moment is taken for the holder of the caller's."""
+        if self._out is None:
+            return False
+        mine, asked = self._out
+        return mine.outer_step == offer.outer_step and (mine.receiver, asked) != (offer.sender, peer)
 
     # --- draws ------------------------------------------------------------------------------------
 

@@ -189,6 +189,14 @@ def test_later_while_an_offer_to_a_third_is_out() -> None:
     assert answer_to(one, 2, 1, view) is OfferAnswer.AGREED, "the offer that is out concerns another step"
 
 
+def test_later_while_an_offer_is_out_to_another_holder_of_the_callers_seat() -> None:
+    """Both would say AGREED, and one of the two holders would wait for nobody."""
+    one = agreement((0, 3))
+    (sent,) = one.begin_phase(0, lambda there: PeerId("elder") if there == seat(3) else None, 0.0)
+    assert sent.peer == "elder"
+    assert answer_to(one, 3, 0, view_of(3)) is OfferAnswer.LATER
+
+
 def test_crossing_offers_agree() -> None:
     one = agreement((0, 3))
     view = view_of(3)

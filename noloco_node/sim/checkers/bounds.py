@@ -24,6 +24,7 @@ TENSORS_MAX = 6  # sent per interval, with repeats after breaks
 WAKE_UPS_MAX = 20  # of the timer without any effect, per second
 RECORDS_MAX = 4  # beside renewals: a seat won, taken up, lost, won again
 ASKED_AND_ANSWERED = 2
+TURNED_AWAY_MAX = 4  # hops a second that hear BUSY: while few replicas are up all ask the same ones
 
 
 @dataclass(slots=True)
@@ -40,8 +41,8 @@ def sent_max(settings: Settings, compute_s: float, needy_s: int) -> dict[Traffic
 
     Look-ups: a sweep at each renewal, the vacant seats of the next stage as often, a partner each second; one sweep
     more in each second in which it stands still without a peer (`needy_s`). Hops: as if the device did nothing but
-    forwards, `compute_s` each, with an activation, an ADMITTED and a gradient. Calls: an OFFER after each pause, words
-    of an exchange each second, neighbours at each renewal; as many of others.
+    forwards, `compute_s` each, with an activation, an ADMITTED and a gradient; BUSY to some more. Calls: an OFFER after
+    each pause, words of an exchange each second, neighbours at each renewal; as many of others.
     """
     interval_s = settings.outer_interval_s
     renewals = ceil(interval_s / settings.renew_s) + 1
@@ -52,7 +53,7 @@ def sent_max(settings: Settings, compute_s: float, needy_s: int) -> dict[Traffic
     return {
         Traffic.LOOK_UP: renewals * (sweep + vacant) + ceil(interval_s) + needy_s * sweep,
         Traffic.STORE: limits.DHT_COPIES * (renewals + RECORDS_MAX),
-        Traffic.HOP: ceil(3 * interval_s / compute_s),
+        Traffic.HOP: ceil(3 * interval_s / compute_s + TURNED_AWAY_MAX * interval_s),
         Traffic.CALL: ASKED_AND_ANSWERED * ceil(offers + words + limits.SHOWN_MAX * renewals),
         Traffic.TENSOR: TENSORS_MAX,
     }
