@@ -64,7 +64,7 @@ class Trainer(Protocol):
 
     @property
     def tensor_bytes(self) -> int:
-        """Size of an encoded x, once the stage is built."""
+        """Of the stage's parameters in float32, once it is built: a state is a few times as large."""
         ...
 
     async def prepare(self) -> None:
