@@ -39,6 +39,20 @@ def lives(pid: int) -> bool:
         return False
 
 
+async def freeze(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands: on a loaded machine the others go on until the first one has run."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: stands(pid))
+
+
+def stands(pid: int) -> bool:
+    try:
+        states = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/status")]
+    except OSError:  # a thread ended meanwhile
+        return False
+    return all("\nState:\tT" in state for state in states)
+
+
 async def echo(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(await reader.readline())
     await writer.drain()
@@ -98,7 +112,7 @@ async def test_call_under_way_when_the_daemon_dies_ends_in_time(make_node: MakeN
     a = await make_node("a")
     b = await make_node("b", join=a)
     assert a.daemon_pid is not None
-    os.kill(a.daemon_pid, signal.SIGSTOP)
+    await freeze(a.daemon_pid)
     try:
         read = asyncio.create_task(b.read(SEAT))
         await asyncio.sleep(0.2)
@@ -116,7 +130,7 @@ async def test_hung_daemon_is_replaced(make_node: MakeNode, monkeypatch: Any) ->
     node = await make_node("a")
     hung = node.daemon_pid
     assert hung is not None
-    os.kill(hung, signal.SIGSTOP)
+    await freeze(hung)
     await until(lambda: node.daemon_restarts == 1)
     assert not lives(hung)
     assert (await node.publish(record_of(node)))[0] in await node.read(SEAT)
@@ -200,7 +214,7 @@ async def test_killed_owner_leaves_no_daemon_and_restarts_at_once_on_its_port(
 async def test_hung_orphan_is_ended_at_the_next_start(tmp_path: Path, sockets_before: set[str]) -> None:
     folder = tmp_path / "node"
     owner, daemon_pid, address = await asyncio.to_thread(start_owner, folder, "127.0.0.1:0")
-    os.kill(daemon_pid, signal.SIGSTOP)
+    await freeze(daemon_pid)
     owner.kill()
     owner.wait()
     assert lives(daemon_pid)
