@@ -88,9 +88,10 @@ def new(path: Path, base: str, owner_key: Path | None, **choices: Any) -> None:
     for line in (
         f"the first node:  noloco-node run --spec {path} --data-dir DIR",
         "its ADDRESS:     noloco-node status --data-dir DIR --address --wait 120",
-        f"all others:      noloco-node run --spec {path} --initial-peers ADDRESS",
+        f"all others:      noloco-node run --spec {path} --data-dir DIR --initial-peers ADDRESS",
     ):
         click.echo(pasteable(line))
+    click.echo("on one machine:  each its own --data-dir, --listen /ip4/127.0.0.1/tcp/PORT and --metrics-port")
 
 
 @swarm.command()

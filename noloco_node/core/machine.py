@@ -23,7 +23,7 @@ from noloco_node.core.farewell import FINISHED, Farewell
 from noloco_node.core.flow import MicroBatchFlow
 from noloco_node.core.lookout import LOOK_AGAIN_S, Lookout
 from noloco_node.core.membership import Membership, Progress
-from noloco_node.core.outer_clock import OuterClock
+from noloco_node.core.outer_clock import NOT_BEGUN, OuterClock
 from noloco_node.core.standing import Standing
 from noloco_node.core.state_choice import StateChoice
 from noloco_node.core.succession import first_number, promises_of_others
@@ -127,7 +127,10 @@ class Machine:
         if self.work is not None:
             times += [*self.work.deadlines(self._now), self.standing.next_deadline]
             if not self._farewell.is_under_way:
-                times.append(self.clock.due_after(self._now))  # one that is held back is woken by its end
+                times += [
+                    self.clock.due_after(self._now),
+                    self.clock.opens_after(self._now),
+                ]  # one held back: by its end
             if self.waits_for or self.work.flow.gate.is_starved(self._now):
                 times.append(self._now + LOOK_AGAIN_S)
         if self._farewell.is_under_way or self.phase is Phase.SYNCING:
@@ -163,7 +166,8 @@ class Machine:
     @property
     def waits_for(self) -> str:
         """What the node stands still for, in words."""
-        return self.lookout.waits_for
+        is_early = self.work is not None and self.clock.opens_after(self._now) is not None
+        return self.lookout.waits_for or (NOT_BEGUN if is_early else "")
 
     # --- weights ----------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from noloco_node.core import schedule
 from noloco_node.core.types import Admit, Clock, Settings
 
+NOT_BEGUN = "outer step 0 has not begun"
+
 
 class OuterClock:
     """`outer_step` counts the closed ones, so it is the number of the one worked on. `start_s`: monotonic start of
@@ -53,6 +55,10 @@ class OuterClock:
     def due_after(self, now: float) -> float | None:
         """When the boundary is due, if that is still to come."""
         return self.due_s if self.due_s is not None and self.due_s > now else None
+
+    def opens_after(self, now: float) -> float | None:
+        """On the time clock: when outer step 0 begins, if that is still to come. Nobody trains before it."""
+        return self._time.start_s if self._time is not None and now < self._time.start_s else None
 
     @property
     def is_timed(self) -> bool:

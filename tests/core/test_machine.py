@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from virtual_swarm import VirtualSwarm
+from virtual_swarm import START_S, VirtualSwarm
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core.outer_clock import NOT_BEGUN
 from noloco_node.core.types import Admit, Ask, Clock, ClosedStep, Commit, Outcome, Phase, Seat, Settings, Wait
 
 BASE = Settings(
@@ -86,6 +87,16 @@ def test_the_time_clock_closes_outer_steps_by_time() -> None:
     swarm.run_to_end()
     assert all(n.left is not None for n in swarm.nodes)
     assert swarm.outcomes()[Outcome.SOLO] == 0
+
+
+def test_nobody_trains_before_outer_step_0_begins() -> None:
+    swarm = VirtualSwarm(settings(clock=Clock.TIME, outer_interval_s=10.0, total_outer_steps=2, num_stages=1))
+    swarm.run(START_S - swarm.now - 0.01)
+    assert {node.machine.waits_for for node in swarm.nodes if node.machine.phase is Phase.TRAINING} == {NOT_BEGUN}
+    swarm.run_to_end()
+    begun = [now for node in swarm.nodes for now, effect in node.log if isinstance(effect, do.RunForward)]
+    assert START_S <= min(begun) < START_S + 0.1
+    assert swarm.outcomes()[Outcome.PAIRED] > 0
 
 
 def test_intervals_without_training_pass_unclosed() -> None:

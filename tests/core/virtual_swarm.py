@@ -20,6 +20,7 @@ from noloco_node.core.types import Outcome, PeerId, Phase, Seat, SeatRecord, Set
 
 HOP_S = 0.002
 DHT_S = 0.01
+START_S = 1005.0  # of outer step 0 on the time clock; the nodes come at 1000
 
 
 @dataclass
@@ -259,7 +260,7 @@ class VirtualSwarm:
 
     def add(self, seat: Seat | None, **changes: Any) -> VirtualNode:
         index = len(self.nodes)
-        machine = Machine(replace(self.settings, **changes), PeerId(f"peer{index}"), 100 + index, seat, start_s=1005.0)
+        machine = Machine(replace(self.settings, **changes), PeerId(f"peer{index}"), 100 + index, seat, start_s=START_S)
         node = VirtualNode(self, machine)
         self.nodes.append(node)
         self.at(self.now, lambda: node.feed(ev.Started(has_initial_peers=index > 0)))
