@@ -34,7 +34,12 @@ def _run(options: dict[str, Any]) -> NoReturn:
     from noloco_node.telemetry.logs import open_log
 
     spec = load_run_spec(config.spec)
-    open_log(config.log_format, config.log_level)
+    named = {} if config.device == "auto" else {"device": config.device}
+    open_log(config.log_format, config.log_level, **named)
+    if config.devices:
+        from noloco_node.cli.devices import run_on_devices
+
+        leave(run_on_devices(config))
     check_start(config, spec)
 
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its notices of closed connections are not news

@@ -30,11 +30,13 @@ LISTEN_PORT = 31337
 METRICS_PORT = 9464
 P2P_START_TIMEOUT_S = 60.0
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d{1,3})?)$"
+DEVICES_PATTERN = re.compile(r"cpu|cuda(:\d{1,3})?")
+ALL_DEVICES = "all"
 SEAT_PATTERN = r"^(auto|\d{1,5}\.\d{1,5})$"
 ADDRESS_PATTERN = re.compile(r"^/(ip4|ip6|dns|dns4|dns6)/[^/\s]+/(tcp|udp)/\d{1,5}(/[^\s]*)?$")
 PATH_FIELDS = ("spec", "data_dir", "identity_file", "peer_list")
 
-Addresses = Annotated[tuple[str, ...], NoDecode]
+Words = Annotated[tuple[str, ...], NoDecode]  # text is split at commas and spaces
 
 
 def default_data_dir() -> Path:
@@ -61,13 +63,14 @@ class NodeConfig(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir, description="identity, checkpoints, cache")
     identity_file: Path | None = Field(None, description="ed25519 key; default DATA_DIR/identity.key")
     device: str = Field("auto", description="auto | cpu | cuda | cuda:N", pattern=DEVICE_PATTERN)
+    devices: Words = Field((), description="all | cuda:0,cuda:1 ...: a node, a seat and a process for each device")
     seat: str = Field("auto", description='"auto" or "stage.replica"', pattern=SEAT_PATTERN)
     threads: int = Field(0, description="CPU threads for training; 0 = torch's choice", ge=0, le=1024)
-    listen: Addresses = Field((f"/ip4/0.0.0.0/tcp/{LISTEN_PORT}",), description="addresses to listen on", min_length=1)
-    announce: Addresses = Field((), description="addresses to publish instead of those found")
-    initial_peers: Addresses = Field((), description="peers to join by, /ip4/.../tcp/.../p2p/...; none = first node")
+    listen: Words = Field((f"/ip4/0.0.0.0/tcp/{LISTEN_PORT}",), description="addresses to listen on", min_length=1)
+    announce: Words = Field((), description="addresses to publish instead of those found")
+    initial_peers: Words = Field((), description="peers to join by, /ip4/.../tcp/.../p2p/...; none = first node")
     peer_list: Path | None = Field(None, description="list of peers, signed by the run's owner; read again on change")
-    deny_peers: Addresses = Field((), description="peer ids that this node neither serves nor counts")
+    deny_peers: Words = Field((), description="peer ids that this node neither serves nor counts")
     reachability: Literal["auto", "public", "private"] = Field("auto", description="can others dial this node?")
     relay: bool = Field(True, description="reach and be reached through relays")
     port_map: bool = Field(False, description="ask the router for a port (UPnP, NAT-PMP)")
@@ -88,7 +91,7 @@ class NodeConfig(BaseSettings):
         le=64,
     )
 
-    @field_validator("listen", "announce", "initial_peers", "deny_peers", mode="before")
+    @field_validator("devices", "listen", "announce", "initial_peers", "deny_peers", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -103,6 +106,17 @@ class NodeConfig(BaseSettings):
         for address in value:
             if not ADDRESS_PATTERN.match(address):
                 raise ValueError(f"{address!r} is not a multiaddr such as /ip4/203.0.113.7/tcp/{LISTEN_PORT}")
+        return value
+
+    @field_validator("devices")
+    @classmethod
+    def _are_devices(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value if value != (ALL_DEVICES,) else ():
+            if not DEVICES_PATTERN.fullmatch(name):
+                raise ValueError(f'{name!r} is not "{ALL_DEVICES}", cpu, cuda or cuda:N')
+        gpus = [name for name in value if name != "cpu"]
+        if len(set(gpus)) < len(gpus):
+            raise ValueError("a device is named twice")
         return value
 
     @field_validator("initial_peers")
@@ -137,6 +151,19 @@ class NodeConfig(BaseSettings):
     def _identity_in_data_dir(self) -> Self:
         if self.identity_file is None:
             object.__setattr__(self, "identity_file", self.data_dir / "identity.key")
+        return self
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        """What only a single node can have does not go with several devices."""
+        if not self.devices:
+            return self
+        if self.device != "auto":
+            raise ValueError("--device and --devices do not go together")
+        if self.seat != "auto":
+            raise ValueError("--seat is one node's; with --devices each finds a vacant seat by itself")
+        if self.identity_file != self.data_dir / "identity.key":
+            raise ValueError("--identity-file is one node's; with --devices each has its own key in its data directory")
         return self
 
     @property

@@ -51,6 +51,22 @@ def variable(field: str) -> str:
     return ENV_PREFIX + field.upper()
 
 
+def as_variables(config: NodeConfig) -> dict[str, str]:
+    """The variables that make the same configuration in a process of its own; what is None is left out."""
+    found = {name: getattr(config, name) for name in NodeConfig.model_fields}
+    return {variable(name): _as_text(value) for name, value in found.items() if value is not None}
+
+
+def _as_text(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
+
+
 def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -78,7 +94,9 @@ def _causes(error: ValidationError, path: Path | None) -> str:
 
 
 def _cause(detail: ErrorDetails, path: Path | None) -> str:
-    field = str(detail["loc"][0]) if detail["loc"] else "configuration"
+    if not detail["loc"]:  # of several fields together
+        return str(detail["ctx"]["error"]) if "error" in detail.get("ctx", {}) else detail["msg"]
+    field = str(detail["loc"][0])
     if detail["type"] == "extra_forbidden":
         near = get_close_matches(field, list(NodeConfig.model_fields), n=1)
         return f"{path or 'flags'}: key {field!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else "")

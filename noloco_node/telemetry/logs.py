@@ -26,11 +26,12 @@ SECRET_TEXT = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]
 NOISY = ("hivemind", "grpc", "asyncio", "datasets", "urllib3", "fsspec", "httpx", "filelock", "transformers")
 
 
-def open_log(form: Format = "auto", level: str = "info", stream: TextIO | None = None) -> None:
-    """Route structlog and the standard logging to `stream` (default stderr). May be called again."""
+def open_log(form: Format = "auto", level: str = "info", stream: TextIO | None = None, **everywhere: str) -> None:
+    """Route structlog and the standard logging to `stream` (default stderr). May be called again. Every line carries
+    `everywhere`."""
     stream = stream or sys.stderr
     as_text = form == "text" or (form == "auto" and stream.isatty())
-    shared = _shared_processors()
+    shared = _shared_processors(everywhere)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -74,8 +75,12 @@ def _attach(handler: logging.Handler, level: str) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _shared_processors() -> list[Any]:
+def _shared_processors(everywhere: Mapping[str, str]) -> list[Any]:
+    def add(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        return {**everywhere, **event}
+
     return [
+        add,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,

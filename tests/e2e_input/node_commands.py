@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from noloco_node.cli.local_swarm import end_with_parent
 from noloco_node.config.presets import preset
@@ -95,7 +95,7 @@ class RunningNode:
     changes: dict[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> RunningNode:
+    def __enter__(self) -> Self:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -156,7 +156,7 @@ class RunningNode:
         found: dict[str, Any] = json.loads(self.page("/status.json")[1])
         return found
 
-    def until(self, holds: Callable[[RunningNode], Any], within_s: float = PATIENCE_S) -> RunningNode:
+    def until(self, holds: Callable[[Self], Any], within_s: float = PATIENCE_S) -> Self:
         """Until `holds(self)`; it may fail to ask while the node starts. Raises AssertionError when the node ends."""
         deadline = time.monotonic() + within_s
         while True:
@@ -170,7 +170,7 @@ class RunningNode:
             assert time.monotonic() < deadline, f"{fault}\n{self.log}"
             time.sleep(0.2)
 
-    def until_up(self) -> RunningNode:
+    def until_up(self) -> Self:
         return self.until(lambda node: node.info["addresses"])
 
     @property

@@ -1,0 +1,218 @@
+"""Several devices of one machine: a node, a seat and a process for each, and one process that watches over them.
+
+Each has its data directory below the one given (`cuda-0`, `cuda-1` ...), its own key and its own ports: those given
+plus its number. The first joins as told; the others join by it as well. A node that ends by a fault of the moment is
+started again; any other end is final. The watcher trains nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from noloco_node.cli.local_swarm import RUN_FILE, end_with_parent
+from noloco_node.config.node_config import ALL_DEVICES, ENV_PREFIX, NodeConfig
+from noloco_node.config.node_sources import as_variables
+from noloco_node.driver.data_dir_lock import data_dir_locked
+from noloco_node.errors import DeviceFailed, ExitCode
+from noloco_node.telemetry.logs import logger
+
+POLL_S = 0.2
+RESTART_S, RESTART_MAX_S = 5.0, 300.0
+STEADY_S = 600.0  # who ran so long begins with the short pause again
+STOP_SLACK_S = 10.0  # beyond the grace time of the nodes
+COUNT_TIMEOUT_S = 120.0
+PASSING = (ExitCode.INTERNAL, ExitCode.P2PD_FAILED, ExitCode.TRAINING_STALLED)  # and any death by a signal
+PORT = re.compile(r"(?<=/tcp/|/udp/)\d+")
+COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+
+log = logger("devices")
+
+
+def device_configs(config: NodeConfig) -> list[NodeConfig]:
+    """A configuration for each device named. Raises DeviceFailed when "all" finds none."""
+    names = _gpus() if config.devices == (ALL_DEVICES,) else config.devices
+    seen: Counter[str] = Counter()
+    made = []
+    for number, name in enumerate(names):
+        folder = config.data_dir / f"{name.replace(':', '-')}{f'-{seen[name]}' if seen[name] else ''}"
+        seen[name] += 1
+        changes: dict[str, Any] = {
+            "device": name,
+            "devices": (),
+            "data_dir": folder,
+            "identity_file": folder / "identity.key",
+            "listen": _shifted(config.listen, number),
+            "announce": _shifted(config.announce, number),
+            "metrics_port": config.metrics_port and config.metrics_port + number,
+        }
+        made.append(config.model_copy(update=changes))
+    return made
+
+
+def run_on_devices(config: NodeConfig) -> int:
+    """Until every node has ended; returns the first exit code that is not 0. Raises NolocoError."""
+    with data_dir_locked(config.data_dir), _signals() as stops:
+        group = DeviceGroup([DeviceNode(each) for each in device_configs(config)], config.stop_grace_s)
+        try:
+            while group.tend(time.monotonic(), len(stops)):
+                time.sleep(POLL_S)
+        finally:
+            group.kill()
+        return group.code
+
+
+@dataclass(slots=True)
+class DeviceNode:
+    """The node of one device: its process now, or when the next one may be started (None: it has ended for good)."""
+
+    config: NodeConfig
+    process: subprocess.Popen[bytes] | None = None
+    begun_s: float = 0.0
+    due_s: float | None = 0.0
+    pause_s: float = RESTART_S
+    code: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.process is None and self.due_s is None
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where siblings reach it, on this machine first; none before it is up."""
+        try:
+            found = json.loads((self.config.data_dir / RUN_FILE).read_text())
+        except (OSError, ValueError):
+            return []
+        if self.process is None or found.get("pid") != self.process.pid:
+            return []
+        near = [address.replace("/0.0.0.0/", "/127.0.0.1/") for address in self.config.listen]
+        here = [f"{address}/p2p/{found['peer']}" for address in near if "/127.0.0.1/tcp/" in address]
+        return [*(address for address in here if "/tcp/0/" not in address), *found["addresses"]]
+
+    def start(self, now: float, peers: Sequence[str]) -> None:
+        joined = self.config.model_copy(update={"initial_peers": (*self.config.initial_peers, *peers)})
+        plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
+        self.config.data_dir.mkdir(parents=True, exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "noloco_node", "run"],
+            stdin=subprocess.DEVNULL,
+            env=plain | as_variables(joined),
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        self.begun_s, self.due_s = now, None
+        log.info("device_started", device=self.config.device, data_dir=str(self.config.data_dir), pid=self.process.pid)
+
+    def reap(self, now: float, *, stopping: bool) -> None:
+        """Take note of its end, and of when it is to be started again."""
+        if self.process is None or self.process.poll() is None:
+            return
+        code, self.process = self.process.returncode, None
+        self.code = 128 - code if code < 0 else code
+        is_passing = code < 0 or code in PASSING
+        if stopping or not is_passing:
+            log.info("device_ended", device=self.config.device, code=self.code)
+            return
+        self.pause_s = RESTART_S if now - self.begun_s > STEADY_S else self.pause_s
+        self.due_s = now + self.pause_s
+        log.error("device_failed", device=self.config.device, code=self.code, again_in_s=self.pause_s)
+        self.pause_s = min(2 * self.pause_s, RESTART_MAX_S)
+
+
+class DeviceGroup:
+    """All nodes of a machine. The first one that lives leads: the others start once it is up."""
+
+    def __init__(self, nodes: Sequence[DeviceNode], grace_s: float) -> None:
+        self.nodes = nodes
+        self._grace_s = grace_s
+        self._stops = 0
+        self._kill_s = float("inf")
+
+    @property
+    def code(self) -> int:
+        return next((node.code for node in self.nodes if node.code), int(ExitCode.OK))
+
+    def tend(self, now: float, stops: int) -> bool:
+        """Start and reap nodes, pass on `stops` signals so far. False when all have ended."""
+        self._pass_on(stops, now)
+        for node in self.nodes:
+            node.reap(now, stopping=self._stops > 0)
+        if self._stops:
+            for node in self.nodes:
+                node.due_s = None
+        else:
+            self._start_due(now)
+        if now > self._kill_s:
+            self.kill()
+        return not all(node.is_over for node in self.nodes)
+
+    def _start_due(self, now: float) -> None:
+        known = [address for node in self.nodes for address in node.addresses]
+        leads = True
+        for node in self.nodes:
+            if node.due_s is not None and now >= node.due_s and (leads or known):
+                node.start(now, known)
+            leads = leads and node.is_over
+
+    def _pass_on(self, stops: int, now: float) -> None:
+        for _ in range(stops - self._stops):
+            for node in self.nodes:
+                if node.process is not None and node.process.poll() is None:
+                    node.process.send_signal(signal.SIGTERM)
+        if stops and not self._stops:
+            self._kill_s = now + self._grace_s + STOP_SLACK_S
+        self._stops = stops
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            if node.process is not None and node.process.poll() is None:
+                node.process.kill()
+                node.process.wait()
+
+
+def _shifted(addresses: Sequence[str], number: int) -> tuple[str, ...]:
+    """Ports plus `number`; a free one (0) stays free."""
+    return tuple(PORT.sub(lambda port: str((found := int(port[0])) and found + number), text) for text in addresses)
+
+
+def _gpus() -> list[str]:
+    """In a process of its own: torch would stay in this one's memory."""
+    asked = [sys.executable, "-c", COUNT_GPUS]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=COUNT_TIMEOUT_S, check=True)
+        count = int(done.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        raise DeviceFailed(
+            f"torch does not say how many GPUs there are: {error}", "name them: --devices cuda:0,cuda:1"
+        ) from error
+    if not count:
+        raise DeviceFailed("--devices all: torch sees no GPU", "use --device cpu, or look at the driver")
+    return [f"cuda:{number}" for number in range(count)]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects SIGTERM and SIGINT."""
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
