@@ -28,12 +28,12 @@ from noloco_node.config.sections import (
     Tokenizer,
 )
 from noloco_node.core import limits
+from noloco_node.core.codec_sizes import encoded_bytes
 from noloco_node.core.types import Admit, Clock, Mode, Settings
 from noloco_node.training.settings import DataSettings, OptimizerSettings, TokenizerSettings, TrainingSettings
 
 RUN_ID_BYTES = 16
 INT32_BYTES = 4
-FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 LOCAL_SOURCES = ("text", "jsonl", "parquet")
 
 
@@ -99,7 +99,7 @@ class RunSpec(Section):
     def hop_bytes(self) -> int:
         """Of one micro-batch on its way: activation, position_ids and labels."""
         rows, tokens, hidden = self.hop_shape
-        return rows * tokens * (hidden * FLOAT_BYTES[self.pipeline.wire_dtype] + 2 * INT32_BYTES)
+        return encoded_bytes(self.pipeline.wire_dtype, rows * tokens * hidden) + 2 * INT32_BYTES * rows * tokens
 
     def core_settings(self) -> Settings:
         outer, timing = self.outer, self.timing

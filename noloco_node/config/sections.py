@@ -121,8 +121,8 @@ class Pipeline(Section):
     inflight_extra: int = Field(
         _core["inflight_extra"], description="in flight beyond num_stages - stage, to hide latency", ge=0, le=1024
     )
-    wire_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of activations and gradients between stages: float32 | bfloat16"
+    wire_dtype: Literal["float32", "bfloat16", "int8"] = Field(
+        "float32", description="of activations and gradients between stages: float32 | bfloat16 | int8"
     )
 
 

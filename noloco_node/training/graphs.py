@@ -57,8 +57,9 @@ class MicroBatchGraphs:
         if not self._stage.is_last:
             self._run(kept)
             self._calls[call] = kept
-            activation = to_blob(kept.output, self._wire_dtype)
-            return ForwardResult(_is_finite(kept.output), activation)
+            if not _is_finite(kept.output):
+                return ForwardResult(False)
+            return ForwardResult(True, to_blob(kept.output, self._wire_dtype))
         self._calls[call] = kept
         return self._train_last(kept, count)
 
@@ -129,7 +130,9 @@ class MicroBatchGraphs:
         result = self._pull(kept, None, count)
         if result is None:
             return ForwardResult(True, loss_sum=value)
-        return ForwardResult(self._judge(result, count), loss_sum=value, gradient=to_blob(result, self._wire_dtype))
+        if not self._judge(result, count):
+            return ForwardResult(False, loss_sum=value)
+        return ForwardResult(True, loss_sum=value, gradient=to_blob(result, self._wire_dtype))
 
     def _pull(self, kept: OpenCall, incoming: Tensor | None, count: bool) -> Tensor | None:
         """Backward through the kept graph, which is freed."""

@@ -73,7 +73,7 @@ class TrainingSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     codec: str = "float32"  # of x in an exchange
     fragments: int = 1  # parts of the weights that outer steps exchange in turn
-    wire_dtype: str = "float32"  # of activations and gradients between stages: float32 | bfloat16
+    wire_dtype: str = "float32"  # of activations and gradients between stages: float32 | bfloat16 | int8
     autocast: bool = True  # bfloat16 autocast where the device has it (never on CPU)
 
 

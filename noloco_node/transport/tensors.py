@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from noloco_node.core import limits
+from noloco_node.core.codec_sizes import encoded_bytes
 from noloco_node.core.types import MicroBatchId
 from noloco_node.errors import LocalProtocolError, RemoteProtocolError
 from noloco_node.ports import HopHeader, MicroBatch, TensorBlob
@@ -19,10 +20,11 @@ DTYPES = {
     "float32": transfer_pb2.DTYPE_FLOAT32,
     "bfloat16": transfer_pb2.DTYPE_BFLOAT16,
     "int32": transfer_pb2.DTYPE_INT32,
+    "int8": transfer_pb2.DTYPE_INT8,
 }
 NAMES = {number: name for name, number in DTYPES.items()}
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int32": 4}
-FLOATS = ("float32", "bfloat16")
+INT32_BYTES = 4
+FLOATS = ("float32", "bfloat16", "int8")  # what activations and gradients travel as
 
 
 def encode_tensor(blob: TensorBlob) -> transfer_pb2.Tensor:
@@ -47,7 +49,8 @@ def decode_tensor(header: transfer_pb2.Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
-    return ITEM_BYTES[dtype] * prod(shape)
+    """Bytes of a tensor; float ones are laid out as the exchange's codecs of these names are."""
+    return encoded_bytes(dtype, prod(shape)) if dtype in FLOATS else INT32_BYTES * prod(shape)
 
 
 def encode_hop(batch: MicroBatch) -> pipeline_pb2.HopHeader:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noloco/v1/transfer.proto\x12\tnoloco.v1\"8\n\x06Tensor\x12\x1f\n\x05\x64type\x18\x01 \x01(\x0e\x32\x10.noloco.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\"&\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\"9\n\x03\x45nd\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c*V\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noloco/v1/transfer.proto\x12\tnoloco.v1\"8\n\x06Tensor\x12\x1f\n\x05\x64type\x18\x01 \x01(\x0e\x32\x10.noloco.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\"&\n\x05\x43hunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\"9\n\x03\x45nd\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c*f\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x02\x12\x0f\n\x0b\x44TYPE_INT32\x10\x03\x12\x0e\n\nDTYPE_INT8\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco.v1.transfer_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DTYPE']._serialized_start=196
-  _globals['_DTYPE']._serialized_end=282
+  _globals['_DTYPE']._serialized_end=298
   _globals['_TENSOR']._serialized_start=39
   _globals['_TENSOR']._serialized_end=95
   _globals['_CHUNK']._serialized_start=97

@@ -12,10 +12,12 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_FLOAT32: _ClassVar[DType]
     DTYPE_BFLOAT16: _ClassVar[DType]
     DTYPE_INT32: _ClassVar[DType]
+    DTYPE_INT8: _ClassVar[DType]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType
 DTYPE_INT32: DType
+DTYPE_INT8: DType
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape")

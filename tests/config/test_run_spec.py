@@ -93,7 +93,7 @@ def test_settings_carry_every_agreed_value() -> None:
     assert (training.run, training.model["hidden_size"], training.sequence_length) == (spec.run_id, 32, 32)
 
 
-@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 1 / 256)])
 def test_bytes_of_a_hop_follow_from_the_spec(dtype: str, item_bytes: int) -> None:
     spec = parse(changed("pipeline", "wire_dtype", f'"{dtype}"'))
     rows, tokens, hidden = spec.hop_shape

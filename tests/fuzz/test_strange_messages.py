@@ -86,7 +86,7 @@ def test_exchange_message_is_valid_or_refused(frame: Any, data: bytes) -> None:
 def test_tensor_header_names_a_bounded_size_or_is_refused(header: Any) -> None:
     with refused:
         dtype, shape = decode_tensor(header)
-        assert dtype in ("float32", "bfloat16", "int32")
+        assert dtype in ("float32", "bfloat16", "int32", "int8")
         assert 1 <= math.prod(shape) <= limits.TENSOR_BYTES_MAX
 
 

@@ -110,6 +110,30 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_trains(make_trainer):
     assert all(value.dtype == torch.float32 for value in gradients(trainers[0]).values())
 
 
+def test_int8_on_the_wire_takes_a_byte_a_value_and_trains_like_float32(make_trainer):
+    grown = {}
+    for dtype in ("float32", "int8"):
+        trainers = [make_trainer(stage, num_stages=2, wire_dtype=dtype) for stage in range(2)]
+        for trainer in trainers:
+            trainer.initialise()
+        answer = run(trainers, 0, trainers[0].draw(0))
+        assert answer.gradient.dtype == dtype
+        grown[dtype] = [trainers[0].backward(0, answer.gradient, count=True, recompute=False), gradients(trainers[0])]
+    assert memoryview(answer.gradient.data).nbytes == 2 * 24 * 32 // 256 * 257
+    for name, exact in grown["float32"][1].items():
+        assert (grown["int8"][1][name] - exact).norm() < 0.05 * exact.norm(), name
+
+
+def test_what_is_not_finite_is_not_sent_as_int8(make_trainer):
+    first = make_trainer(0, num_stages=2, wire_dtype="int8")
+    first.initialise()
+    batch = first.draw(0)
+    with torch.no_grad():
+        next(first.stage.parameters()).fill_(float("nan"))
+    result = first.forward(0, batch, count=True)
+    assert (result.finite, result.activation) == (False, None)
+
+
 def test_blobs_round_trip_bit_for_bit():
     for dtype, tensor in [("float32", torch.randn(2, 3)), ("bfloat16", torch.randn(2, 3).bfloat16())]:
         blob = to_blob(tensor, dtype)

@@ -17,7 +17,7 @@ from noloco_node.ports import TensorBlob
 from noloco_node.transport.exchange_codec import decode_message, encode_message
 from noloco_node.transport.frames import join_frame, split_frame
 from noloco_node.transport.framing import TensorInbox, byte_view, cut, digest_of, frames_of
-from noloco_node.transport.tensors import HopShape, decode_tensor, encode_hop, encode_tensor
+from noloco_node.transport.tensors import HopShape, decode_tensor, encode_hop, encode_tensor, size_of
 from noloco_node.wire.exchange_pb2 import ExchangeFrame
 from noloco_node.wire.pipeline_pb2 import HopHeader, HopRequest
 from noloco_node.wire.transfer_pb2 import Chunk, Tensor
@@ -189,16 +189,19 @@ def test_chunk_of_an_impossible_size_is_refused(size: int) -> None:
 
 # --- tensors --------------------------------------------------------------------------------------
 
-dtypes = st.sampled_from([("float32", 4), ("bfloat16", 2), ("int32", 4)])
+
+@given(
+    st.sampled_from(["float32", "bfloat16", "int8", "int32"]),
+    st.lists(st.integers(1, 5), min_size=1, max_size=limits.TENSOR_DIMENSIONS_MAX),
+)
+def test_tensor_header_survives_the_wire(dtype: str, shape: list[int]) -> None:
+    header = encode_tensor(TensorBlob(dtype, tuple(shape), bytes(size_of(dtype, shape))))
+    assert decode_tensor(Tensor.FromString(header.SerializeToString())) == (dtype, tuple(shape))
 
 
-@given(dtypes, st.lists(st.integers(1, 5), min_size=1, max_size=limits.TENSOR_DIMENSIONS_MAX))
-def test_tensor_header_survives_the_wire(dtype: tuple[str, int], shape: list[int]) -> None:
-    name, size = dtype
-    for length in shape:
-        size *= length
-    header = encode_tensor(TensorBlob(name, tuple(shape), bytes(size)))
-    assert decode_tensor(Tensor.FromString(header.SerializeToString())) == (name, tuple(shape))
+def test_sizes_follow_from_dtype_and_shape() -> None:
+    sizes = {dtype: size_of(dtype, (2, 3, 100)) for dtype in ("float32", "bfloat16", "int8", "int32")}
+    assert sizes == {"float32": 2400, "bfloat16": 1200, "int8": 3 * 257, "int32": 2400}
 
 
 @given(st.builds(Tensor, dtype=st.integers(0, 9), shape=st.lists(st.integers(0, 2**32 - 1), max_size=12)))
@@ -207,7 +210,7 @@ def test_any_header_is_within_the_limits_or_refused(header: Tensor) -> None:
         dtype, shape = decode_tensor(header)
     except RemoteProtocolError:
         return
-    assert dtype in ("float32", "bfloat16", "int32")
+    assert dtype in ("float32", "bfloat16", "int32", "int8")
     assert 1 <= len(shape) <= limits.TENSOR_DIMENSIONS_MAX
 
 
