@@ -1,6 +1,6 @@
 """What a mode or codec costs in quality: held-out perplexity and spread between replicas, against lossless `joint`.
 
-    python benchmarks/quality_bench.py [--quick] [--runs N] [--replicas N] [--steps K] [--json FILE]
+    python benchmarks/quality_bench.py [--quick] [--runs N] [--replicas N ...] [--steps K] [--jobs J] [--json FILE]
 
 A stage of a small byte model, N replicas in one process, the same tokens for everybody: the inner steps are those of
 `lab.reference`, the outer steps the product's own (`OuterState`, codecs and fragments included), each correction added
@@ -15,8 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import statistics
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -180,28 +183,34 @@ def row_of(contender: Contender, found: Sequence[Outcome], lossless: Sequence[Ou
     }
 
 
-def rows(runs: int, replicas: int, steps: int) -> Iterator[dict[str, Any]]:
-    seeds = range(1, runs + 1)
-    lossless = [run(LOSSLESS, seed, replicas, steps) for seed in seeds]
-    yield row_of(LOSSLESS, lossless, lossless) | {"perplexity": [round(one.perplexity, 3) for one in lossless]}
-    for contender in CONTENDERS:
-        yield row_of(contender, [run(contender, seed, replicas, steps) for seed in seeds], lossless)
+def rows(runs: int, replicas: int, steps: int, pool: Executor) -> Iterator[dict[str, Any]]:
+    """One row per contender as soon as its runs are over; all runs of all contenders share the pool."""
+    asked = {
+        contender: [pool.submit(run, contender, seed, replicas, steps) for seed in range(1, runs + 1)]
+        for contender in (LOSSLESS, *CONTENDERS)
+    }
+    lossless = [future.result() for future in asked[LOSSLESS]]
+    for contender, futures in asked.items():
+        yield row_of(contender, [future.result() for future in futures], lossless)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="within 90 s: one short run each, which proves nothing")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[4])
     parser.add_argument("--steps", type=int, default=768, help="inner steps")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once, one thread each")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     runs, steps = (1, 96) if asked.quick else (asked.runs, asked.steps)
     found = []
-    for row in rows(runs, asked.replicas, steps):
-        found.append(row | {"replicas": asked.replicas, "steps": steps})
-        print(json.dumps(found[-1]), flush=True)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for replicas in asked.replicas:
+            for row in rows(runs, replicas, steps, pool):
+                found.append(row | {"replicas": replicas, "steps": steps})
+                print(json.dumps(found[-1]), flush=True)
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
 

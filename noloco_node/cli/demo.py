@@ -131,7 +131,7 @@ def _report(spec: Any, folders: list[Any], data_dir: Path) -> dict[str, Any]:
 def _print_summary(found: dict[str, Any], data_dir: Path) -> None:
     paths = ", ".join(f"{value:.2f}" for value in found["replica_perplexities"].values())
     steps, averaged = found["outer_steps"], f"{found['averaged_perplexity']:.2f} averaged"
-    speed = f"in {found['training_s']:.0f} s, {found['tokens_per_s']:,.0f} tokens/s"
+    speed = f"in {found['training_s']:.0f} s, {found['tokens_per_s']:,.0f} tokens/s, each counted once"
     for line in (
         f"held-out perplexity  {found['initial_perplexity']:.1f} -> {averaged} ({paths} per replica)",
         f"outer steps          {steps['paired']} paired, {steps['solo']} solo, over {found['nodes']} nodes",
