@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from noloco_node.cli.local_swarm import RUN_FILE, end_with_parent
+from noloco_node.cli.preflight import check_data_dir
 from noloco_node.config.node_config import ALL_DEVICES, ENV_PREFIX, NodeConfig
 from noloco_node.config.node_sources import as_variables
 from noloco_node.driver.data_dir_lock import data_dir_locked
@@ -63,6 +64,7 @@ def device_configs(config: NodeConfig) -> list[NodeConfig]:
 
 def run_on_devices(config: NodeConfig) -> int:
     """Until every node has ended; returns the first exit code that is not 0. Raises NolocoError."""
+    check_data_dir(config)
     with data_dir_locked(config.data_dir), _signals() as stops:
         group = DeviceGroup([DeviceNode(each) for each in device_configs(config)], config.stop_grace_s)
         try:

@@ -25,7 +25,7 @@ def check_start(config: NodeConfig, spec: RunSpec) -> None:
     """Raises BadConfig, TargetMissed, DiskFailed, BadIdentity, IdentityInUse, BadData, PortInUse."""
     _check_seat(config, spec)
     _check_not_over(config, spec)
-    _check_data_dir(config)
+    check_data_dir(config)
     _check_key(config)
     _check_data(config, spec)
     _check_metrics_port(config)
@@ -55,7 +55,8 @@ def _check_not_over(config: NodeConfig, spec: RunSpec) -> None:
         )
 
 
-def _check_data_dir(config: NodeConfig) -> None:
+def check_data_dir(config: NodeConfig) -> None:
+    """Make it if need be; no node may run in it. Raises DiskFailed, BadConfig."""
     probe = config.data_dir / ".writable"
     try:
         config.data_dir.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections import deque
@@ -46,6 +47,8 @@ from noloco_node.ports import (
 )
 
 READS_AT_ONCE_MAX = 16
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class Driver:
         try:
             left = await self._ended
             if self.states.written is not None:
-                await self.states.written  # what it says about the disk must be heard
+                path = await self.states.written  # what it says about the disk must be heard
+                log.info("the last checkpoint is on disk: %s", path.name)
             return left
         except IdentityInUse:
             raise  # the seat is the other process's now

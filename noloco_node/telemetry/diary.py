@@ -20,9 +20,6 @@ log = logger("node")
 class Diary:
     """`Observer` port over the log."""
 
-    def __init__(self) -> None:
-        self._stops = False  # asked to stop: from now on a checkpoint is news
-
     def event(self, event: object) -> None:
         match event:
             case ev.StateLoaded():
@@ -36,12 +33,9 @@ class Diary:
             case ev.StateUnavailable():
                 log.warning("state_unavailable", reason=event.reason)
             case ev.StopRequested():
-                self._stops = True
                 log.info("stop_requested", reason=event.reason)
             case ev.CheckpointSaved() if event.reason:
                 log.error("checkpoint_failed", outer_step=event.outer_step, reason=event.reason)
-            case ev.CheckpointSaved() if self._stops:
-                log.info("checkpoint_saved", outer_step=event.outer_step)
             case ev.HopBroken():
                 log.debug("hop_broken", seat=str(event.seat), reason=event.reason)
             case ev.TensorRefused() | ev.TensorDamaged():

@@ -125,13 +125,3 @@ def test_a_skipped_inner_step_says_why(gradient_norm: float, reason: str) -> Non
     line = json.loads(stream.getvalue())
     assert line["event"] == "inner_step_skipped"
     assert reason in line["reason"]
-
-
-def test_a_checkpoint_is_news_once_a_stop_was_asked_for() -> None:
-    stream = io.StringIO()
-    logs.open_log("json", stream=stream)
-    diary = Diary()
-    for event in (ev.CheckpointSaved(3), ev.StopRequested("stopped by signal"), ev.CheckpointSaved(4)):
-        diary.event(event)
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["outer_step"] for line in lines if line["event"] == "checkpoint_saved"] == [4]
