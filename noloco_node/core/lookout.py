@@ -1,7 +1,8 @@
 """Which seats a node reads again now, faster than its membership sweeps: those it needs and finds vacant.
 
-While some replica of the next stage is known the others wait for the next renewal; a look-up each second is only for
-what the node stands still without (and for the partner of the step at hand).
+While some replica of the next stage is known the others wait for the next renewal, and so do those of the stage before
+while nothing comes from there; a look-up each second is only for what the node stands still without (and for the
+partner of the step at hand).
 
 Owns the pause between two readings of a seat and the words for what the node waits for. Must not know: how a seat is
 read, what is done with it.
@@ -97,11 +98,12 @@ class Lookout:
         elif is_alone:
             self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self._view)
-        starved = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else []
-        urgent = dict.fromkeys([*missing, *starved, *([partner] if partner else [])])
-        if self.waits_for:
-            return self.look([*urgent, *vacant], now)
-        return [*self.look(urgent, now), *self.look(vacant, now, self._settings.renew_s)]
+        silent = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else ()
+        is_cut_off = bool(silent) and self.is_vacant(stage - 1)
+        urgent = [*missing, *(silent if is_cut_off else ()), *([partner] if partner else [])]
+        seldom = [] if is_cut_off else [*self._in_turn(silent, now)]
+        (urgent if self.waits_for else seldom).extend(vacant)
+        return [*self.look(dict.fromkeys(urgent), now), *self.look(dict.fromkeys(seldom), now, self._settings.renew_s)]
 
     def _in_turn(self, seats: Sequence[Seat], now: float) -> Sequence[Seat]:
         """At most one sweep of them, the next ones at each renewal: what is looked up does not grow with the stage."""

@@ -85,6 +85,7 @@ class Instruments:
         self.strikes = self._counter("strikes_total", "Broken rules counted against peers", "reason")
         self.refused = self._counter("calls_refused_total", "Incoming calls that were not served", "reason")
         self.records = self._counter("records_total", "Seat records: learnt, confirmed, unconfirmed", "result")
+        self.look_ups = self._counter("seat_look_ups_total", "Seats looked up in the DHT")
         self.p2pd_restarts = self._counter("p2pd_restarts_total", "Restarts of the libp2p daemon")
         self.peers = self._gauge("peers", "Peers this node is connected to")
         self.traffic = self._counter("traffic_bytes_total", "Bytes of payload", "service", "direction")

@@ -210,6 +210,7 @@ class NodeMetrics:
         self.instruments.records.labels("confirmed" if event.confirmed else "unconfirmed").inc()
 
     def _seats_read(self, event: events.SeatsRead) -> None:
+        self.instruments.look_ups.inc(len(event.seats))
         if event.reached:
             self.set_bootstrap_state("joined")
 

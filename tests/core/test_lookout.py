@@ -56,3 +56,19 @@ def test_a_node_that_knows_none_of_the_next_stage_reads_all_of_it() -> None:
     read = {seat for effect in effects if isinstance(effect, do.ReadSeats) for seat in effect.seats}
     assert read == set(lookout.replicas_of(1))
     assert lookout.waits_for == "no replica of stage 1 is known"
+
+
+def silent_ones_read(num_replicas: int, seconds: int, known: Seat | None) -> list[Seat]:
+    """By a node of the last stage to which nothing comes, each second."""
+    settings = replace(SETTINGS, num_stages=2, num_replicas=num_replicas, idle_close_s=0.0)
+    lookout = Lookout(settings, lambda seat: PeerId("other") if seat == known else None)
+    flow, desk = MicroBatchFlow(settings, Seat(1, 0), data_next=0), ExchangeDesk(settings, Seat(1, 0), 1)
+    effects = [effect for now in range(1, seconds + 1) for effect in lookout.look_around(flow, desk, [], float(now))]
+    return [seat for effect in effects if isinstance(effect, do.ReadSeats) for seat in effect.seats]
+
+
+def test_a_starved_replica_reads_the_stage_before_it_once_a_renewal_while_it_knows_one_there() -> None:
+    renewal_s = int(SETTINGS.renew_s)
+    assert len(silent_ones_read(40, renewal_s, Seat(0, 3))) == 40
+    assert len(silent_ones_read(300, renewal_s, Seat(0, 3))) <= limits.SWEEP_SEATS_PER_RENEWAL
+    assert len(silent_ones_read(40, renewal_s, None)) == 40 * renewal_s

@@ -174,7 +174,11 @@ def test_setters_and_totals(metrics: NodeMetrics) -> None:
     metrics.set_spread(0.25)
     metrics.set_learning_rate(1e-3)
     metrics.set_peers(3)
-    feed(metrics, ev.OfferAnswered(Offer(1, Seat(0, 0), Seat(0, 1)), OfferAnswer.AGREED), ev.SeatsRead((), True))
+    feed(
+        metrics,
+        ev.OfferAnswered(Offer(1, Seat(0, 0), Seat(0, 1)), OfferAnswer.AGREED),
+        ev.SeatsRead((Seat(0, 0), Seat(1, 0)), True),
+    )
     feed(metrics, do.CloseExchange(1, PEER, Outcome.SOLO, "deadline"))
     totals = metrics.totals()
     assert (totals["bytes_sent"], totals["bytes_received"], totals["strikes"]) == (120, 3, 1)
@@ -183,6 +187,7 @@ def test_setters_and_totals(metrics: NodeMetrics) -> None:
     assert value(metrics, "calls_refused_total", reason="expired") == 1
     assert value(metrics, "bootstrap_state", state="joined") == 1
     assert value(metrics, "offers_total", answer="agreed") == 1
+    assert value(metrics, "seat_look_ups_total") == 2
 
 
 def test_names_are_prefixed_and_units_stand_last(metrics: NodeMetrics) -> None:
