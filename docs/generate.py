@@ -20,10 +20,20 @@ from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.node_sources import flag, variable
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.core import exchange_desk, limits, phases
+from noloco_node.core.codec_sizes import LAYOUTS
 from noloco_node.telemetry.instruments import Instruments
+from noloco_node.training.state_sizes import (
+    CHECKPOINT_PARTS,
+    DEVICE_BYTES_PER_PARAMETER,
+    DEVICE_PARTS,
+    FLOAT_BYTES,
+    exchange_parts,
+    host_bytes_per_parameter,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by docs/generate.py: {} -->\n", "<!-- end -->"
+SHOWN_FRAGMENTS = 8  # of mode stream
 MADE = "This page is made by `docs/generate.py`; change the code, then run `make docs`.\n"
 
 SHOWN_LIMITS = {
@@ -99,6 +109,41 @@ def configuration_page() -> str:
     return "\n".join(parts)
 
 
+def memory_page() -> str:
+    """What a seat holds, in bytes per parameter of its stage."""
+    device = [f"| {what} | 4 | {when} |" for what, when in DEVICE_PARTS]
+    codecs = [
+        f"| `{codec}` | {fragments} | "
+        + " | ".join(f"{size:.3g}" for _, size in exchange_parts(codec, fragments))
+        + f" | {host_bytes_per_parameter(codec, fragments) - DEVICE_BYTES_PER_PARAMETER:.3g} |"
+        for fragments in (1, SHOWN_FRAGMENTS)
+        for codec in LAYOUTS
+    ]
+    heads = " | ".join(what for what, _ in exchange_parts("float32", 1))
+    return "\n".join(
+        [
+            "# Memory\n",
+            MADE,
+            "Bytes per parameter of the stage that a node trains. Activations come on top (they depend on the "
+            "micro-batch; `activation_checkpointing` makes them small), and so do Python and its libraries: about 0.5 "
+            "GiB.\n",
+            "## On the device\n",
+            "| what | bytes per parameter | when |\n|---|---:|---|",
+            *device,
+            f"| together | {DEVICE_BYTES_PER_PARAMETER} | |\n",
+            "## On the host\n",
+            "In the modes `joint` and `overlap` an exchange is of all weights; in `stream` of one of several "
+            f"fragments, here {SHOWN_FRAGMENTS}. A checkpoint's copy is {CHECKPOINT_PARTS * FLOAT_BYTES} bytes: theta, "
+            "phi, delta and the two moments; it is held until it is on the disk. On a CPU the state of the device lies "
+            "there as well.\n",
+            f"| codec | fragments | {heads} | together, with a checkpoint |\n|---|---:|{'---:|' * 5}",
+            *codecs,
+            "",
+            "`python benchmarks/memory_bench.py` measures it: resident memory of a trainer on the CPU, step by step.\n",
+        ]
+    )
+
+
 def _default(name: str, field: Any) -> str:
     if name == "data_dir":
         return "`~/.local/share/noloco-node`"
@@ -135,6 +180,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
 PAGES: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,
     "docs/exit-codes.md": exit_codes_page,
+    "docs/memory.md": memory_page,
     "docs/metrics.md": metrics_page,
 }
 WITH_SECTIONS = ("ARCHITECTURE.md",)

@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     P2PD_FAILED = 19  # the libp2p daemon cannot be started
     NO_SEAT = 20  # the wanted seat is taken and waiting was not asked for
     BAD_CHECKPOINT = 21  # no complete checkpoint where one is needed
-    DEVICE = 22  # device missing or out of memory
+    DEVICE = 22  # device missing, out of memory, or without what was asked of it
     DISK = 23  # the data directory cannot be written or is full
     TARGET_MISSED = 24  # the run ended, but did not do what it was asked
     SWARM_UNREACHABLE = 25  # a command needed the live swarm and found no peer

@@ -41,7 +41,7 @@ from noloco_node.driver.socket_folder import socket_folder
 from noloco_node.driver.stall_watch import StallWatch
 from noloco_node.driver.stop_signals import StopSignals
 from noloco_node.errors import DiskFailed, ExitCode, NolocoError
-from noloco_node.ports import StateParts, Trainer
+from noloco_node.ports import Trainer
 from noloco_node.telemetry.diary import Diary, WaitingDiary
 from noloco_node.telemetry.history import HistoryLog
 from noloco_node.telemetry.http import StatusServer
@@ -49,10 +49,9 @@ from noloco_node.telemetry.logs import logger
 from noloco_node.telemetry.metrics import NodeMetrics
 from noloco_node.telemetry.vitals import Observers, Vitals
 from noloco_node.training import checkpoint, footprint
-from noloco_node.training.device import resolve_device
+from noloco_node.training.device import check_compiler, resolve_device
 from noloco_node.training.lane import TrainingLane
 from noloco_node.training.seat_folders import SeatFolders
-from noloco_node.training.settings import TrainerPlace
 from noloco_node.transport.identity import RunIdentity
 from noloco_node.transport.network import GrpcNetwork, Handlers
 
@@ -188,12 +187,12 @@ class Node:
         )
 
     def _fitting_stages(self) -> frozenset[int] | None:
-        """Raises DeviceFailed when there is no device, or no room on it."""
-        config = self.config
+        """Raises DeviceFailed when there is no device, no room on it, or it cannot do what was asked for."""
+        config, device = self.config, resolve_device(self.config.device)
+        if config.compile:
+            check_compiler(device)
         limit_bytes = int(config.memory_max_gib * footprint.GIB)
-        return footprint.fitting_stages(
-            self.spec.training_settings(), resolve_device(config.device), limit_bytes, config.wanted_seat
-        )
+        return footprint.fitting_stages(self.spec.training_settings(), device, limit_bytes, config.wanted_seat)
 
     def _driver(
         self,
@@ -220,22 +219,16 @@ class Node:
             wall_ms=steady.now_ms,
             seats_on_disk=folders.seats,
             excerpt=checkpoint.excerpt,
-            fetched_parts=self._fetched_parts,
+            fetched_parts=self.config.fetched_parts,
         )
         return Driver(machine, around)
-
-    @property
-    def _fetched_parts(self) -> StateParts:
-        return StateParts.SLOW_AND_MOMENTS if self.config.fetch_moments else StateParts.SLOW
 
     @property
     def _folders(self) -> SeatFolders:
         return SeatFolders(self.run_dir / "checkpoints")
 
     def _trainer(self, seat: Seat) -> Trainer:
-        config = self.config
-        place = TrainerPlace(seat, config.device, self._folders.of(seat), config.threads, self._fetched_parts)
-        return TrainingLane(self.spec.training_settings(), place)
+        return TrainingLane(self.spec.training_settings(), self.config.trainer_place(seat, self._folders.of(seat)))
 
     def _started(self, initial_peers: tuple[str, ...]) -> ev.Started:
         """The seat of the newest local checkpoint is asked for again."""

@@ -20,7 +20,7 @@ MEANINGS = {
     ExitCode.P2PD_FAILED: "The libp2p daemon cannot be started or keeps dying.",
     ExitCode.NO_SEAT: "The wanted seat is held by another node.",
     ExitCode.BAD_CHECKPOINT: "No complete checkpoint was found where one is needed.",
-    ExitCode.DEVICE: "The device is missing or out of memory.",
+    ExitCode.DEVICE: "The device is missing, out of memory, or cannot do what was asked of it.",
     ExitCode.DISK: "The data directory cannot be written, or the disk is full.",
     ExitCode.TARGET_MISSED: "The run ended, but did not reach what it was asked for.",
     ExitCode.SWARM_UNREACHABLE: "The command needed a running node or swarm, and none answered.",

@@ -24,6 +24,8 @@ from noloco_node.core import limits
 from noloco_node.core.types import Seat
 from noloco_node.discovery.identity import peer_public_key
 from noloco_node.discovery.settings import ReachSettings
+from noloco_node.ports import StateParts
+from noloco_node.training.settings import TrainerPlace
 
 ENV_PREFIX = "NOLOCO_"
 LISTEN_PORT = 31337
@@ -82,6 +84,10 @@ class NodeConfig(BaseSettings):
     p2p_start_timeout_s: float = Field(P2P_START_TIMEOUT_S, description="for the libp2p daemon to start", gt=0)
     stop_grace_s: float = Field(limits.STOP_GRACE_S, description="a stop ends the process within", gt=0)
     reinit_stage: bool = Field(False, description="draw the stage from the seed although it has trained")
+    compile: bool = Field(False, description="torch.compile of the layers; needs a C++ compiler, on GPUs Triton")
+    activation_checkpointing: bool = Field(
+        False, description="keep only each layer's input and compute it again in backward: less memory, a third slower"
+    )
     memory_max_gib: float = Field(0.0, description="memory of the device for the stage; 0 = what is free", ge=0)
     fetch_moments: bool = Field(False, description="take over a donor's Adam moments as well (twice the download)")
     state_uploads_max: int = Field(
@@ -173,6 +179,21 @@ class NodeConfig(BaseSettings):
             return None
         stage, replica = self.seat.split(".")
         return Seat(int(stage), int(replica))
+
+    @property
+    def fetched_parts(self) -> StateParts:
+        return StateParts.SLOW_AND_MOMENTS if self.fetch_moments else StateParts.SLOW
+
+    def trainer_place(self, seat: Seat, checkpoint_dir: Path) -> TrainerPlace:
+        return TrainerPlace(
+            seat=seat,
+            device=self.device,
+            checkpoint_dir=checkpoint_dir,
+            threads=self.threads,
+            fetched_parts=self.fetched_parts,
+            compile=self.compile,
+            activation_checkpointing=self.activation_checkpointing,
+        )
 
     def reach_settings(self) -> ReachSettings:
         """A node that cannot be dialled keeps nothing for the DHT (client mode)."""

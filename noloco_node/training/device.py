@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from noloco_node.errors import DeviceFailed
+
+WORDS_MAX = 160  # of a library's own message
 
 
 def resolve_device(name: str) -> torch.device:
@@ -24,6 +27,19 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         _check_cuda(device, name)
     return device
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile a sum for the device that was never compiled before, so that no cache answers. Raises DeviceFailed."""
+    never_before = time.time()
+    try:
+        torch.compile(lambda x: (x * never_before).sum())(torch.ones(8, device=device))
+    except Exception as error:
+        cause = " ".join(str(error).split())[:WORDS_MAX]
+        raise DeviceFailed(
+            f"torch.compile does not work on {device} here: {type(error).__name__}: {cause}",
+            "install a C++ compiler (for a GPU also Triton), or leave compile off",
+        ) from error
 
 
 def use_idle_cores() -> None:

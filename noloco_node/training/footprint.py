@@ -1,7 +1,6 @@
 """Which stages of a model fit a device: the memory that one seat's weights take, against what is free.
 
-Owns the bytes per parameter of a trainer's state. Activations come on top and depend on the micro-batch; they are not
-counted. Must not know seats or who asks.
+Activations come on top and depend on the micro-batch; they are not counted. Must not know who asks.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ from noloco_node.errors import DeviceFailed
 from noloco_node.training.architecture import model_config
 from noloco_node.training.settings import TrainingSettings
 from noloco_node.training.stage import cut_stage
+from noloco_node.training.state_sizes import DEVICE_BYTES_PER_PARAMETER, HOST_BYTES_PER_PARAMETER
 
 GIB = 1 << 30
-# float32 each: theta, its gradient, Adam's two moments, phi, delta.
-DEVICE_BYTES_PER_PARAMETER = 6 * 4
-# On the CPU besides: x, the same as it is sent, the partner's, the correction, and the copy of five of the state's
-# tensors that a checkpoint is written from.
-HOST_BYTES_PER_PARAMETER = DEVICE_BYTES_PER_PARAMETER + 9 * 4
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 

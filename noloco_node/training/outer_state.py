@@ -31,6 +31,7 @@ from noloco_node.training.norm_gauge import NormGauge
 from noloco_node.training.stage import Stage
 
 FLOAT_BYTES = 4
+NORM_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class OuterState:
         except RemoteProtocolError as fault:
             return Verdict(str(fault), math.nan, math.nan)
         correction = found.values
-        norm = float(torch.linalg.vector_norm(correction, dtype=torch.float64))
+        norm = _norm(correction)
         reason = found.fault or self._gauge.judge(norm / math.sqrt(correction.numel()))
         if not reason:
             exchange.correction = correction
@@ -183,3 +184,8 @@ class OuterState:
 
     def _view(self, flat: Tensor, name: str) -> Tensor:
         return flat[self._slices[name]].view(self._parameters[name].shape)
+
+
+def _norm(values: Tensor) -> float:
+    """Summed in float64, piece by piece: torch makes a float64 copy of what it is given."""
+    return math.hypot(*(float(torch.linalg.vector_norm(x, dtype=torch.float64)) for x in values.split(NORM_VALUES)))

@@ -79,10 +79,13 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlace:
-    """Where one trainer runs: its seat, device ("auto", "cpu", "cuda:N") and checkpoint folder."""
+    """Where and how one trainer runs: its seat, device ("auto", "cpu", "cuda:N"), checkpoint folder, and what is the
+    node's own choice because it does not change the mathematics."""
 
     seat: Seat
     device: str
     checkpoint_dir: Path
     threads: int = 0  # 0 = torch's default
     fetched_parts: StateParts = StateParts.SLOW  # what is taken of a donor's state
+    compile: bool = False  # torch.compile of each layer
+    activation_checkpointing: bool = False  # of each layer only the input is kept for the backward

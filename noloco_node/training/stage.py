@@ -9,11 +9,14 @@ Shapes: B rows, T tokens, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -33,6 +36,7 @@ class Stage(nn.Module):
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == config.num_hidden_layers
+        self.keep_inputs_only = False  # activation checkpointing: a layer runs again in the backward
         self._full = (full,)  # a tuple, so that the whole (meta) model is not registered as a part of this one
         self.model = _body(full, layers, self.is_first, self.is_last)
         if self.is_last:
@@ -60,15 +64,27 @@ class Stage(nn.Module):
         rotary = self.model.rotary_emb(hidden, position_ids)
         masks = self._masks(hidden, position_ids)
         for index in self.layers:
-            hidden = self.model.layers[str(index)](
-                hidden,
+            layer = partial(
+                self.model.layers[str(index)],
                 attention_mask=masks[self._attention_kind(index)],
                 position_ids=position_ids,
                 cache=None,
                 use_cache=False,
                 position_embeddings=rotary,
             )
+            hidden = self._run(layer, hidden)
         return self.lm_head(self.model.norm(hidden)) if self.is_last else hidden
+
+    def compile_layers(self) -> None:
+        """Let torch.compile make each layer's code at its first forward. Layers of one shape share it."""
+        for layer in self.model.layers.values():
+            layer.compile(dynamic=False)
+
+    def _run(self, layer: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """No dropout is allowed in a model, so the second run needs no state of a random generator."""
+        if self.keep_inputs_only and torch.is_grad_enabled():
+            return checkpoint(layer, hidden, use_reentrant=False, preserve_rng_state=False)
+        return layer(hidden)
 
     def _masks(self, hidden: Tensor, position_ids: Tensor) -> dict[str, Tensor | None]:
         make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}

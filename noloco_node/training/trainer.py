@@ -268,6 +268,9 @@ def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrain
     stage = cut_stage(model_config(settings.model), settings.num_stages, place.seat.stage)
     reader = build_reader(settings, place.seat.replica) if place.seat.stage == 0 else None
     stage.materialise(device)
+    stage.keep_inputs_only = place.activation_checkpointing
+    if place.compile:
+        stage.compile_layers()
     graphs = MicroBatchGraphs(
         stage,
         rows=settings.micro_batch_size,
