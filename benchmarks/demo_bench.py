@@ -2,10 +2,9 @@
 
     python benchmarks/demo_bench.py [--quick] [--runs N] [--outer-steps K] [--json FILE]
 
-Contenders take turns, A B A B. The rival is a plain loop: the Hugging Face model, torch's fused AdamW, the same micro-
-batches; it is given every thread count up to the number of cores and its best one counts. The swarm is `noloco-node
-demo`: real processes, DHT, libp2p and gRPC; its clock starts when the last node has its weights and stops at the last
-closed outer step. `phases` says where the nodes' time goes: seconds of device jobs and of exchanges from /metrics.
+Contenders take turns, A B A B. The rival is `plain_training.py` on the same micro-batches; it is given every thread
+count up to the number of cores and its best one counts. The swarm is `noloco-node demo`: real processes, DHT, libp2p
+and gRPC; its clock starts when the last node has its weights and stops at the last closed outer step.
 """
 
 from __future__ import annotations
@@ -17,64 +16,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from plain_training import run_apart
+
 QUICK_OUTER_STEPS, OUTER_STEPS = 2, 6
-WARM_UP_STEPS = 5
-
-
-def unsplit(threads: int, inner_steps: int) -> dict[str, Any]:
-    """Tokens/s of one process with the whole model, in this process."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from noloco_node.config.presets import preset
-    from noloco_node.training.architecture import model_config
-    from noloco_node.training.reader import build_reader
-
-    torch.set_num_threads(threads)
-    settings = preset("demo").training_settings()
-    config = model_config(settings.model)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.optimizer.learning_rate, fused=True)
-    reader = build_reader(settings, 0)
-    reader.open()
-    numbers = iter(range(10**9))
-    begun, tokens = 0.0, 0
-    for step in range(WARM_UP_STEPS + inner_steps):
-        if step == WARM_UP_STEPS:
-            begun, tokens = time.perf_counter(), 0
-        trained = sum(_accumulate(model, reader.read(next(numbers))) for _ in range(settings.micro_batches))
-        for parameter in model.parameters():
-            parameter.grad /= trained
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        tokens += trained
-    return {"threads": threads, "tokens_per_s": tokens / (time.perf_counter() - begun)}
-
-
-def _accumulate(model: Any, batch: Any) -> int:
-    import torch
-
-    ids, positions, labels = (
-        torch.frombuffer(bytearray(blob.data), dtype=torch.int32).view(blob.shape).long()
-        for blob in (batch.inputs, batch.position_ids, batch.labels)
-    )
-    logits = model(ids, position_ids=positions, use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
-    loss.backward()
-    return int((labels != -100).sum())
 
 
 def run_unsplit(threads: int, inner_steps: int) -> float:
-    """In a process of its own, so that no state of an earlier run helps or hinders."""
-    command = [sys.executable, __file__, "--unsplit", str(threads), "--inner-steps", str(inner_steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
-    return float(found["tokens_per_s"])
+    from noloco_node.config.presets import preset
+    from noloco_node.config.spec_file import dump
+
+    with tempfile.TemporaryDirectory() as folder:
+        spec_file = Path(folder) / "swarm.toml"
+        spec_file.write_text(dump(preset("demo")))
+        return run_apart(spec_file, threads, inner_steps)
 
 
 def run_swarm(outer_steps: int) -> dict[str, Any]:
@@ -115,12 +72,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--outer-steps", type=int, default=OUTER_STEPS)
     parser.add_argument("--inner-steps", type=int, default=60, help="of the unsplit model")
-    parser.add_argument("--unsplit", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.unsplit:
-        print(json.dumps(unsplit(arguments.unsplit, arguments.inner_steps)))
-        return
     runs, outer_steps = (1, QUICK_OUTER_STEPS) if arguments.quick else (arguments.runs, arguments.outer_steps)
     rows = measure(runs, outer_steps, arguments.inner_steps)
     for row in rows:

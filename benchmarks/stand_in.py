@@ -4,7 +4,8 @@
 
 Forward (with loss and backward) takes `--hold-s`; an inner step scales the weights a little, by another factor on each
 replica, so that there is something to exchange. All else is the node as it is: the state machine, gRPC in libp2p, the
-outer state and its arithmetic, checkpoints. `--record` gets a line for each job of the training thread (`job_record`).
+outer state and its arithmetic, checkpoints. `--record` gets a line for each job of the training thread (`job_record`),
+one when the imports are over and one when the weights are in place.
 """
 
 from __future__ import annotations
@@ -26,9 +27,18 @@ from job_record import link_sent_bytes  # noqa: E402
 
 from noloco_node.config.node_config import NodeConfig  # noqa: E402
 from noloco_node.config.run_spec import RunSpec  # noqa: E402
+from noloco_node.core.limits import STOP_GRACE_S  # noqa: E402
 from noloco_node.core.types import Seat  # noqa: E402
 from noloco_node.node import Node  # noqa: E402
-from noloco_node.ports import Boundary, ForwardResult, MicroBatch, StepResult, Trainer, Verdict  # noqa: E402
+from noloco_node.ports import (  # noqa: E402
+    Boundary,
+    ForwardResult,
+    LoadedState,
+    MicroBatch,
+    StepResult,
+    Trainer,
+    Verdict,
+)
 from noloco_node.training.lane import TrainingLane  # noqa: E402
 from noloco_node.training.settings import TrainerPlace, TrainingSettings  # noqa: E402
 from noloco_node.training.trainer import StageTrainer, build_trainer  # noqa: E402
@@ -47,6 +57,10 @@ class Record:
         line = {"what": what, "begun_s": begun_s, "ended_s": ended_s, **more}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+
+    def moment(self, what: str, **more: Any) -> None:
+        now_s = time.monotonic()
+        self.note(what, now_s, now_s, **more)
 
     @contextmanager
     def job(self, what: str) -> Iterator[None]:
@@ -108,9 +122,13 @@ class StandInLane(TrainingLane):
         self._wrap = partial(StandInTrainer, settings=settings, place=place, hold_s=hold_s, record=record)
         self._record = record
 
+    async def initialise(self) -> LoadedState:
+        loaded = await super().initialise()
+        self._record.moment("ready")
+        return loaded
+
     async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:
-        now_s = time.monotonic()
-        self._record.note("received", now_s, now_s, outer_step=outer_step)
+        self._record.moment("received", outer_step=outer_step)
         return await super().verify(outer_step, tensor)
 
     def _build(self) -> StageTrainer:
@@ -126,7 +144,7 @@ class StandInNode(Node):
         self._record = record
 
     def _trainer(self, seat: Seat) -> Trainer:
-        place = TrainerPlace(seat, self.config.device, self._folders.of(seat), self.config.threads)
+        place = self.config.trainer_place(seat, self._folders.of(seat))
         return StandInLane(self.spec.training_settings(), place, self._hold_s, self._record)
 
 
@@ -138,6 +156,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--initial-peers", action="append", default=[])
     parser.add_argument("--hold-s", type=float, required=True)
+    parser.add_argument("--stop-grace-s", type=float, default=STOP_GRACE_S)
     options = parser.parse_args()
 
     import uvloop
@@ -157,10 +176,13 @@ def main() -> None:
         reachability="public",
         relay=False,
         log_format="json",
+        stop_grace_s=options.stop_grace_s,
     )
     open_log(config.log_format, config.log_level)
     with options.record.open("a") as file:
-        sys.exit(uvloop.run(StandInNode(config, load_run_spec(options.spec), options.hold_s, Record(file)).run()))
+        record = Record(file)
+        record.moment("imported")
+        sys.exit(uvloop.run(StandInNode(config, load_run_spec(options.spec), options.hold_s, record).run()))
 
 
 if __name__ == "__main__":
