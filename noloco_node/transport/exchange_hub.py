@@ -221,9 +221,12 @@ class GrpcExchangeHub:
         """OPEN out, OPEN back: only then is the stream known to be up."""
         stream = OutboundStream(call, link.peer, secrets.randbits(63) | 1)
         async with asyncio.timeout(limits.DIAL_DEADLINE_S):
+            await call.wait_for_connection()
+            asked_s = asyncio.get_running_loop().time()
             await stream.write(self._opening(link, stream.stream_id))
             await learn_record(self._gatekeeper, link.peer, call)
             data = await stream.read()
+            stream.round_trip_s = asyncio.get_running_loop().time() - asked_s
         if not data:
             raise PeerLost(f"{link.peer} closed the exchange at once")
         frame, _ = split_frame(ExchangeFrame, data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 from noloco_node.core import limits
@@ -19,8 +20,9 @@ from noloco_node.transport.exchange_codec import decode_message, encode_message
 from noloco_node.transport.exchange_stream import ExchangeStream
 from noloco_node.transport.frames import join_frame, split_frame
 from noloco_node.transport.framing import TensorInbox
+from noloco_node.transport.lead import Lead
 from noloco_node.transport.meter import Meter
-from noloco_node.transport.outgoing import Outgoing
+from noloco_node.transport.outgoing import Frame, Outgoing
 from noloco_node.wire.exchange_pb2 import ExchangeFrame
 
 log = logging.getLogger(__name__)
@@ -52,11 +54,12 @@ class Link:
         self._inbox_made = asyncio.Event()
         self._messages: deque[ExchangeMessage] = deque(maxlen=limits.LINK_QUEUE_MAX)
         self._tensor: Outgoing | None = None
+        self._lead = Lead()
         self._head_bytes = 0  # of the partner's tensor, told as soon as they are here
         self._work = asyncio.Event()
         self._vacant = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self._heard_at = self._chunk_at = 0.0
+        self._heard_at = self._chunk_at = self._sent_at = 0.0
 
     @property
     def key(self) -> tuple[PeerId, int]:
@@ -86,7 +89,7 @@ class Link:
     def send_tensor(self, source: TensorSource, offset: int) -> None:
         self._drop_tensor()
         if self.stream is not None:
-            self._tensor = Outgoing(source, offset, self._work.set)
+            self._tensor = Outgoing(source, offset, self._work.set, lambda: self._lead.chunk_bytes)
 
     def release(self) -> None:
         self.wanted = False
@@ -147,6 +150,7 @@ class Link:
             self.last_inbound_id = stream.stream_id
         self._messages.clear()
         self._drop_tensor()
+        self._lead = Lead(stream.round_trip_s)
         self.unsolicited_bytes = 0
         self._heard_at = self._chunk_at = self._now()
         if self._inbox is not None:
@@ -206,6 +210,8 @@ class Link:
         except RemoteProtocolError as fault:
             self._damaged(fault)
         else:
+            self._lead.arrived(len(payload), self._chunk_at)
+            self._work.set()  # ours may have waited for these
             self._tell_head(inbox)
 
     def _tell_head(self, inbox: TensorInbox) -> None:
@@ -254,12 +260,31 @@ class Link:
         while True:
             while self._messages:
                 await stream.write(join_frame(encode_message(self._messages.popleft())))
-            frame = None if self._tensor is None else self._tensor.take()
+            frame = self._next_frame()
             if frame is not None:
                 await stream.write(frame[0])
                 self._ports.meter.sent("exchange", frame[1])
             elif not self._messages:
-                self._work.clear()
+                await self._wait_for_work()
+
+    def _next_frame(self) -> Frame | None:
+        """None: there is none yet, or the partner's bytes come first."""
+        tensor, inbox, now = self._tensor, self._inbox, self._now()
+        if tensor is None:
+            return None
+        partners_left = 0 if inbox is None else inbox.size_bytes - inbox.held_bytes
+        if self._lead.is_spent(tensor.left_bytes, partners_left) and now < self._sent_at + limits.LEAD_WAIT_S:
+            return None
+        frame = tensor.take()
+        if frame is not None:
+            self._sent_at = now
+        return frame
+
+    async def _wait_for_work(self) -> None:
+        """With a tensor to send no longer than who is ahead of the partner waits."""
+        self._work.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if self._tensor is None else limits.LEAD_WAIT_S):
                 await self._work.wait()
 
     def _drop_tensor(self) -> None:

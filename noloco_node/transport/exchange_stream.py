@@ -27,6 +27,8 @@ class ExchangeStream(Protocol):
 
     stream_id: int
     outbound: bool
+    round_trip_s: float
+    """Of OPEN and its answer; 0 with who did not ask."""
 
     async def read(self) -> bytes: ...
     async def write(self, data: bytes) -> None: ...
@@ -41,6 +43,7 @@ class OutboundStream:
         self._call = call
         self._peer = peer
         self.stream_id = stream_id
+        self.round_trip_s = 0.0
 
     async def read(self) -> bytes:
         with peer_errors(self._peer):
@@ -57,6 +60,7 @@ class InboundStream:
     """A call of the peer's; it ends when the service's handler returns."""
 
     outbound = False
+    round_trip_s = 0.0
 
     def __init__(self, context: Any, stream_id: int) -> None:
         self._context = context

@@ -21,12 +21,17 @@ Frame = tuple[bytes, int]
 
 
 class Outgoing:
-    """From `offset` on, END last. `wake` is called whenever there is a frame to take."""
+    """From `offset` on, END last. `wake` is called whenever there is a frame to take; `chunk_bytes` says how large the
+    next piece shall be."""
 
-    def __init__(self, source: TensorSource, offset: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, source: TensorSource, offset: int, wake: Callable[[], None], chunk_bytes: Callable[[], int]
+    ) -> None:
         self._source = source
         self._offset = offset
         self._wake = wake
+        self._chunk_bytes = chunk_bytes
+        self.left_bytes = source.size_bytes - offset  # not taken yet
         self._hash = new_hash()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(PIECES_AHEAD)
         self._fault: BaseException | None = None
@@ -36,7 +41,9 @@ class Outgoing:
     def take(self) -> Frame | None:
         """The next frame, if it is made already. Raises what went wrong with the making."""
         if not self._frames.empty():
-            return self._frames.get_nowait()
+            frame = self._frames.get_nowait()
+            self.left_bytes -= frame[1]
+            return frame
         if self._fault is not None:
             raise self._fault
         return None
@@ -48,8 +55,9 @@ class Outgoing:
         chunks, position, size = 0, 0, self._source.size_bytes
         try:
             while position < size:
-                stop = self._offset if position < self._offset else size
-                piece = byte_view(await self._source.read(position, min(stop, position + limits.CHUNK_BYTES_MAX)))
+                held = position < self._offset
+                stop, step = (self._offset, limits.CHUNK_BYTES_MAX) if held else (size, self._chunk_bytes())
+                piece = byte_view(await self._source.read(position, min(stop, position + step)))
                 frame = await asyncio.to_thread(self._frame, position, piece)
                 position += len(piece)
                 if position > self._offset:
