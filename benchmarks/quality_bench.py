@@ -1,6 +1,7 @@
 """What a mode or codec costs in quality: held-out perplexity and spread between replicas, against lossless `joint`.
 
-    python benchmarks/quality_bench.py [--quick] [--runs N] [--replicas N ...] [--steps K] [--jobs J] [--json FILE]
+    python benchmarks/quality_bench.py [--quick] [--runs N] [--replicas N ...] [--steps K] [--only MODE ...]
+        [--jobs J] [--json FILE]
 
 A stage of a small byte model, N replicas in one process, the same tokens for everybody: the inner steps are those of
 `lab.reference`, the outer steps the product's own (`OuterState`, codecs and fragments included), each correction added
@@ -180,14 +181,17 @@ def row_of(contender: Contender, found: Sequence[Outcome], lossless: Sequence[Ou
         "standard_error": None if error is None else round(error, 5),
         "spread_ratio": round(statistics.fmean(spreads), 4),
         "runs": len(found),
+        "perplexities": [round(one.perplexity, 4) for one in found],
     }
 
 
-def rows(runs: int, replicas: int, steps: int, pool: Executor) -> Iterator[dict[str, Any]]:
+def rows(
+    contenders: Sequence[Contender], runs: int, replicas: int, steps: int, pool: Executor
+) -> Iterator[dict[str, Any]]:
     """One row per contender as soon as its runs are over; all runs of all contenders share the pool."""
     asked = {
         contender: [pool.submit(run, contender, seed, replicas, steps) for seed in range(1, runs + 1)]
-        for contender in (LOSSLESS, *CONTENDERS)
+        for contender in (LOSSLESS, *contenders)
     }
     lossless = [future.result() for future in asked[LOSSLESS]]
     for contender, futures in asked.items():
@@ -199,16 +203,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="within 90 s: one short run each, which proves nothing")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--replicas", type=int, nargs="+", default=[4])
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in CONTENDERS], metavar="MODE")
     parser.add_argument("--steps", type=int, default=768, help="inner steps")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at once, one thread each")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    contenders = [each for each in CONTENDERS if not asked.only or each.name in asked.only]
     runs, steps = (1, 96) if asked.quick else (asked.runs, asked.steps)
     found = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(asked.jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for replicas in asked.replicas:
-            for row in rows(runs, replicas, steps, pool):
+            for row in rows(contenders, runs, replicas, steps, pool):
                 found.append(row | {"replicas": replicas, "steps": steps})
                 print(json.dumps(found[-1]), flush=True)
     if asked.json is not None:
