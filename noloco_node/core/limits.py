@@ -137,6 +137,7 @@ DHT_DEADLINE_S: Final = 12.0  # a whole look-up or store
 DHT_COPIES: Final = 5  # peers nearest to a seat's key that are asked to keep its records
 DHT_BEAM: Final = 8  # nearest peers asked in one look-up
 DHT_WORKERS: Final = 4  # of them at once
+DHT_KEYS_TOGETHER: Final = 64  # looked up in one traversal
 DHT_BUCKET: Final = 20  # peers per bucket of the routing table
 DHT_SILENT_S: Final = 5.0  # a peer that did not answer is passed over for this long
 JOIN_CHECK_S: Final = 10.0  # how often missing bootstrap peers are tried again by a node that has joined

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from dataclasses import dataclass, field
 from typing import Any
 
 from noloco_node.core import limits
@@ -23,22 +22,13 @@ from noloco_node.discovery.hivemind_library import (
     PeerID,
     dht_pb2,
     dht_time_s,
-    traverse_dht,
 )
+from noloco_node.discovery.look_ups import LookUp, LookUps
 from noloco_node.discovery.records import RecordVerifier
 from noloco_node.discovery.storage import NoStorage, SeatRecordValidator, SeatStorage, pack, seat_key
 from noloco_node.errors import PeerLost, RemoteProtocolError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _LookUp:
-    """One traversal: who answered, who is nearest to the key, what they hold."""
-
-    answered: int = 0
-    nearest: list[PeerID] = field(default_factory=list)
-    found: list[Any] = field(default_factory=list)
 
 
 class SeatTable:
@@ -50,6 +40,7 @@ class SeatTable:
         self._client_mode = client_mode
         self._node_id = DHTID.from_bytes(hashlib.sha1(peer_id.encode()).digest())
         self._node: DHTNode | None = None
+        self._look_ups: LookUps  # of the node
         self.validator = SeatRecordValidator(run, verifier)
         self.storage = SeatStorage(peer_id)
         self.own_elsewhere: SeatRecord | None = None  # what others held of our own before the latest store
@@ -76,12 +67,13 @@ class SeatTable:
             strict=False,
         )
         node.protocol.storage, node.protocol.cache = self.storage, NoStorage()
-        self._node = node
+        self._node, self._look_ups = node, LookUps(node, self._node_id)
 
     def stop(self) -> None:
         """Ask and answer no more. The handlers die with the daemon's connection."""
         if self._node is not None:
             self._node.is_alive = False
+            self._look_ups.stop()
         self._node = None
 
     @property
@@ -146,47 +138,10 @@ class SeatTable:
             return False
         return any(answer is not None and any(answer) for answer in answers)
 
-    async def _look_up(self, key: DHTID) -> _LookUp:
-        """Ask the peers nearest to `key`, nearer ones as they become known. Raises PeerLost."""
-        node, look_up = self._live_node(), _LookUp()
-        table = node.protocol.routing_table
-        peers = dict(table.get_nearest_neighbors(key, limits.DHT_BEAM, exclude=self._node_id))
-
-        async def ask(node_id: DHTID, keys: list[DHTID]) -> dict[DHTID, tuple[tuple[DHTID, ...], bool]]:
-            value, neighbours = await self._ask(node, peers[node_id], key)
-            look_up.answered += neighbours is not None
-            if value is not None:
-                look_up.found.append(value)
-            peers.update(neighbours or {})
-            return {key: (tuple(neighbours or ()), False)}
-
-        try:
-            async with asyncio.timeout(limits.DHT_DEADLINE_S):
-                nearest, _ = await traverse_dht(
-                    [key],
-                    initial_nodes=list(peers),
-                    beam_size=limits.DHT_BEAM,
-                    num_workers=limits.DHT_WORKERS,
-                    queries_per_call=1,
-                    get_neighbors=ask,
-                    visited_nodes={key: {self._node_id}},
-                )
-        except TimeoutError as error:
-            raise PeerLost("the DHT did not answer in time") from error
-        look_up.nearest = [peers[node_id] for node_id in nearest[key] if peers[node_id] not in node.blacklist]
-        return look_up
-
-    async def _ask(self, node: DHTNode, peer: PeerID, key: DHTID) -> tuple[Any, dict[DHTID, PeerID] | None]:
-        """One peer's records under the key and the neighbours it names; (None, None) when it is silent."""
-        if peer in node.blacklist:
-            return None, None
-        answer = await node.protocol.call_find(peer, [key])
-        if not answer:
-            node.blacklist.register_failure(peer)
-            return None, None
-        node.blacklist.register_success(peer)
-        found, neighbours = answer[key]
-        return (found.value if found is not None else None), neighbours
+    async def _look_up(self, key: DHTID) -> LookUp:
+        """Raises PeerLost."""
+        self._live_node()
+        return await self._look_ups.of(key)
 
     def _kept(self, key: DHTID) -> Any:
         kept = self.storage.get(key)

@@ -46,7 +46,7 @@ from noloco_node.ports import (
     Trainer,
 )
 
-READS_AT_ONCE_MAX = 16
+READS_AT_ONCE_MAX = limits.SWEEP_SEATS_PER_RENEWAL  # discovery lets them travel together
 
 log = logging.getLogger(__name__)
 

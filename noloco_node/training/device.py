@@ -35,7 +35,7 @@ def check_compiler(device: torch.device) -> None:
     try:
         torch.compile(lambda x: (x * never_before).sum())(torch.ones(8, device=device))
     except Exception as error:
-        cause = " ".join(str(error).split())[:WORDS_MAX]
+        cause = next(iter(str(error).splitlines()), "")[:WORDS_MAX]
         raise DeviceFailed(
             f"torch.compile does not work on {device} here: {type(error).__name__}: {cause}",
             "install a C++ compiler (for a GPU also Triton), or leave compile off",
