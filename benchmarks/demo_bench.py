@@ -31,7 +31,7 @@ def run_unsplit(threads: int, inner_steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         spec_file = Path(folder) / "swarm.toml"
         spec_file.write_text(dump(preset("demo")))
-        return run_apart(spec_file, threads, inner_steps)
+        return statistics.harmonic_mean(run_apart(spec_file, threads, inner_steps))
 
 
 def run_swarm(outer_steps: int) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def train(spec_file: Path, device: str, steps: int, options: Sequence[str]) -> R
 
     settings = load_run_spec(spec_file).training_settings()
     place = TrainerPlace(Seat(0, 0), device, spec_file.parent, **dict.fromkeys(options, True))
-    on_gpu = resolve_device(device).type == "cuda"
+    found = resolve_device(device)
+    on_gpu = found.type == "cuda"
     memory = PeakMemory()
     trainer = build_trainer(settings, place)
     trainer.initialise()
@@ -124,10 +125,10 @@ def train(spec_file: Path, device: str, steps: int, options: Sequence[str]) -> R
             call += 1
         trainer.inner_step(tokens=tokens, position=step)
         if on_gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(found)
         seconds.append(time.perf_counter() - begun_s)
-    peak_bytes = torch.cuda.max_memory_allocated() if on_gpu else memory.grown_bytes()
-    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    peak_bytes = torch.cuda.max_memory_allocated(found) if on_gpu else memory.grown_bytes()
+    name = torch.cuda.get_device_name(found) if on_gpu else "cpu"
     parameters = sum(parameter.numel() for parameter in trainer.stage.parameters())
     trainer.close()
     step_s = statistics.median(seconds[WARM_UP_STEPS:])
@@ -177,7 +178,7 @@ def stages_for(layers: int, devices: int) -> int:
 def pipeline_row(size: Size, stages: int, on_gpu: bool, alone: Row, peak_tflops: float | None) -> Row:
     spec, found = spec_of(size, stages), Found()
     run_swarm(spec, False, found, DeviceSwarm if on_gpu else LocalSwarm)
-    tokens_per_s, devices = found.tokens_per_s[0], stages if on_gpu else 1
+    tokens_per_s, devices = statistics.median(found.tokens_per_s), stages if on_gpu else 1
     peak = peak_flops(alone["device"], peak_tflops)
     flop = flop_per_token(spec.model, size.tokens, count_of(size.params))
     return {

@@ -10,8 +10,9 @@ turns, A B A B:
   the forward a second time before the backward, as the authors' pipeline does for each micro-batch.
 - `unsplit`: `plain_training.py` with every thread count up to the number of cores; the best one counts.
 
-Where there are more stages than cores, the stages share them; the unsplit model has all of them too. Tokens/s are those
-of whole inner steps after the warm-up, from the first node's history: bubble, hops and optimizer are counted in.
+Where there are more stages than cores, the stages share them; the unsplit model has all of them too. Tokens/s are the
+median over all inner steps after the warm-up, from the end of one to the end of the next in the first node's history:
+bubble, hops and optimizer are counted in.
 `bubble` is what the schedule alone costs when every stage has a core, (S - 1) / (M + S - 1) for M micro-batches;
 `busy_share` is the share of the time in which a node's device had a job, of the busiest and the idlest stage. Where
 stages share cores a job waits for the core as well, so the shares add up to more than the cores can do.
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import dump
 from noloco_node.core.types import Seat
 
-STAGES, RUNS, STEPS = (2, 4), 5, 3
+STAGES, RUNS, STEPS = (2, 4), 3, 4
 QUICK_STAGES, QUICK_RUNS, QUICK_STEPS = (2,), 1, 2
 WARM_UP_STEPS = 1
 MODEL = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 6}
@@ -53,7 +55,8 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Found:
-    """One contender's runs. `busy`: of each run, the share of the busiest and of the idlest stage."""
+    """One contender: tokens/s of each inner step of all its runs; `busy`: of each run, the share of the busiest and of
+    the idlest stage."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     busy: list[tuple[float, float]] = field(default_factory=list)
@@ -107,17 +110,17 @@ def run_swarm(spec: RunSpec, recompute: bool, found: Found, kind: type[LocalSwar
             clock = JobClock(swarm)
             wait_for_end(swarm, clock.read, POLL_S)
             lines = Histories.read([(seats[0], swarm.folder_of(seats[0]))], spec.run_id).of_kind("inner")[seats[0]]
-    found.tokens_per_s.append(rate_of(lines))
+    found.tokens_per_s += rates_of(lines)
     found.busy.append(clock.shares())
 
 
-def rate_of(lines: list[Row]) -> float:
-    """Tokens/s over the inner steps after the warm-up, each counted from the end of the one before."""
-    begun, measured = lines[WARM_UP_STEPS - 1], lines[WARM_UP_STEPS:]
-    return sum(line["tokens"] for line in measured) / (measured[-1]["unix_s"] - begun["unix_s"])
+def rates_of(lines: list[Row]) -> list[float]:
+    """Tokens/s of each inner step after the warm-up, counted from the end of the one before."""
+    steps = pairwise(lines[WARM_UP_STEPS - 1 :])
+    return [after["tokens"] / (after["unix_s"] - before["unix_s"]) for before, after in steps]
 
 
-def run_unsplit(spec: RunSpec, threads: int, steps: int) -> float:
+def run_unsplit(spec: RunSpec, threads: int, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="nb") as name:
         spec_file = Path(name) / "swarm.toml"
         spec_file.write_text(dump(spec))
@@ -131,7 +134,7 @@ def measure(stages: Iterable[int], runs: int, steps: int, micro_batches: int) ->
     swarms = {(count, recompute): Found() for count in specs for recompute in (False, True)}
     for _ in range(runs):
         for count, found in unsplit.items():
-            found.tokens_per_s.append(run_unsplit(spec_of(1, steps, micro_batches), count, steps))
+            found.tokens_per_s += run_unsplit(spec_of(1, steps, micro_batches), count, steps)
         for (count, recompute), found in swarms.items():
             run_swarm(specs[count], recompute, found)
     return rows_of(unsplit, swarms, micro_batches)

@@ -2,7 +2,8 @@
 
     python benchmarks/plain_training.py --spec FILE --threads N --steps K
 
-The Hugging Face model, torch's fused AdamW, the run spec's own micro-batches. Prints tokens/s after the warm-up.
+The Hugging Face model, torch's fused AdamW, the run spec's own micro-batches. Prints tokens/s of each inner step after
+the warm-up.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 WARM_UP_STEPS = 2
 
 
-def train(spec_file: Path, threads: int, steps: int) -> float:
-    """Tokens/s of this process over `steps` inner steps, after the warm-up."""
+def train(spec_file: Path, threads: int, steps: int) -> list[float]:
+    """Tokens/s of this process in each of `steps` inner steps after the warm-up."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -36,18 +37,17 @@ def train(spec_file: Path, threads: int, steps: int) -> float:
     reader = build_reader(settings, 0)
     reader.open()
     numbers = iter(range(10**9))
-    begun, tokens = 0.0, 0
-    for step in range(WARM_UP_STEPS + steps):
-        if step == WARM_UP_STEPS:
-            begun, tokens = time.perf_counter(), 0
+    rates = []
+    for _ in range(WARM_UP_STEPS + steps):
+        begun_s = time.perf_counter()
         trained = sum(_accumulate(model, reader.read(next(numbers))) for _ in range(settings.micro_batches))
         for parameter in model.parameters():
             parameter.grad /= trained
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        tokens += trained
-    return tokens / (time.perf_counter() - begun)
+        rates.append(trained / (time.perf_counter() - begun_s))
+    return rates[WARM_UP_STEPS:]
 
 
 def _accumulate(model: Any, batch: Any) -> int:
@@ -63,12 +63,13 @@ def _accumulate(model: Any, batch: Any) -> int:
     return int((labels != -100).sum())
 
 
-def run_apart(spec_file: Path, threads: int, steps: int) -> float:
+def run_apart(spec_file: Path, threads: int, steps: int) -> list[float]:
     """In a process of its own, so that no state of an earlier run helps or hinders."""
     command = [sys.executable, __file__, "--spec", str(spec_file), "--threads", str(threads), "--steps", str(steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, check=True, capture_output=True, env=environment)
-    return float(json.loads(done.stdout)["tokens_per_s"])
+    rates: list[float] = json.loads(done.stdout)["tokens_per_s"]
+    return rates
 
 
 def main() -> None:

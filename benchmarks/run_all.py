@@ -48,7 +48,7 @@ BENCHES = (
     Bench("exchange_bench", ("--params", "16000000")),
     Bench("utilisation_bench"),
     Bench("quality_bench", ("--runs", "3", "--steps", "480")),
-    Bench("pipeline_bench", ("--runs", "2")),
+    Bench("pipeline_bench", ("--runs", "1", "--steps", "5")),
     Bench("scale_bench"),
     Bench("memory_bench"),
     Bench("donor_bench", has_quick=False),

@@ -66,9 +66,9 @@ def test_all_seats_of_an_idle_swarm_are_held(nodes: int) -> None:
     assert scale_bench.stage_model(spec)["num_hidden_layers"] * scale_bench.STAGES == spec.model["num_hidden_layers"]
 
 
-def test_rate_counts_from_the_end_of_the_warm_up() -> None:
-    lines = [{"tokens": 100, "unix_s": 5.0}, {"tokens": 30, "unix_s": 6.0}, {"tokens": 50, "unix_s": 9.0}]
-    assert pipeline_bench.rate_of(lines) == 20.0
+def test_rates_are_those_of_the_steps_after_the_warm_up() -> None:
+    lines = [{"tokens": 100, "unix_s": 5.0}, {"tokens": 30, "unix_s": 6.0}, {"tokens": 60, "unix_s": 9.0}]
+    assert pipeline_bench.rates_of(lines) == [30.0, 20.0]
 
 
 def test_ratios_are_to_the_best_unsplit_run_and_to_recompute() -> None:
