@@ -107,9 +107,9 @@ class IdleSwarm(LocalSwarm):
             self._start_together([seat], addresses)
 
     def _start_together(self, seats: Sequence[Seat], addresses: Sequence[str]) -> None:
-        begun = [self._spawn(seat, addresses) for seat in seats]
-        self.nodes += begun
-        for node in begun:
+        for seat in seats:
+            self.nodes.append(self._spawn(seat, addresses))
+        for node in self.nodes[-len(seats) :]:
             self._wait_up(node)
             self._wait_ready(node)
 

@@ -49,7 +49,7 @@ def test_an_idle_node_is_itself_and_its_daemon_less_the_baseline() -> None:
 
 
 def test_proc_tells_of_a_process_and_its_children() -> None:
-    command = [sys.executable, "-c", "print(flush=True); input()"]
+    command = [sys.executable, "-c", "sum(range(10**7)); print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
