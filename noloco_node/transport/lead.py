@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from noloco_node.core import limits
 
-CHUNKS_PER_LEAD = 4
-SETTLED_S = 0.1  # of bytes: a shorter burst tells no rate
+CHUNKS_PER_LEAD = 8
+SETTLED_S = 0.03  # of bytes: a shorter burst tells no rate
 
 
 class Lead:
