@@ -29,6 +29,7 @@ from noloco_node.training.state_sizes import (
     FLOAT_BYTES,
     exchange_parts,
     host_bytes_per_parameter,
+    prefetch_parts,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -112,12 +113,21 @@ def configuration_page() -> str:
 def memory_page() -> str:
     """What a seat holds, in bytes per parameter of its stage."""
     device = [f"| {what} | 4 | {when} |" for what, when in DEVICE_PARTS]
-    codecs = [
-        f"| `{codec}` | {fragments} | "
-        + " | ".join(f"{size:.3g}" for _, size in exchange_parts(codec, fragments))
-        + f" | {host_bytes_per_parameter(codec, fragments) - DEVICE_BYTES_PER_PARAMETER:.3g} |"
+    whole, in_parts = host_bytes_per_parameter, exchange_parts
+    found = [
+        (codec, str(fragments), in_parts(codec, fragments), whole(codec, fragments))
         for fragments in (1, SHOWN_FRAGMENTS)
         for codec in LAYOUTS
+    ] + [
+        (codec, "1, `prefetch`", prefetch_parts(codec), whole(codec, 1, prefetch=True))
+        for codec in LAYOUTS
+        if not codec.startswith("lattice")
+    ]
+    codecs = [
+        f"| `{codec}` | {fragments} | "
+        + " | ".join(f"{size:.3g}" for _, size in parts)
+        + f" | {together - DEVICE_BYTES_PER_PARAMETER:.3g} |"
+        for codec, fragments, parts, together in found
     ]
     heads = " | ".join(what for what, _ in exchange_parts("float32", 1))
     return "\n".join(
@@ -133,9 +143,9 @@ def memory_page() -> str:
             f"| together | {DEVICE_BYTES_PER_PARAMETER} | |\n",
             "## On the host\n",
             "In the modes `joint` and `overlap` an exchange is of all weights; in `stream` of one of several "
-            f"fragments, here {SHOWN_FRAGMENTS}. A checkpoint's copy is {CHECKPOINT_PARTS * FLOAT_BYTES} bytes: theta, "
-            "phi, delta and the two moments; it is held until it is on the disk. On a CPU the state of the device lies "
-            "there as well.\n",
+            f"fragments, here {SHOWN_FRAGMENTS}; in `prefetch` of phi and of Delta, each by itself. A checkpoint's "
+            f"copy is {CHECKPOINT_PARTS * FLOAT_BYTES} bytes: theta, phi, delta and the two moments; it is held until "
+            "it is on the disk. On a CPU the state of the device lies there as well.\n",
             f"| codec | fragments | {heads} | together, with a checkpoint |\n|---|---:|{'---:|' * 5}",
             *codecs,
             "",

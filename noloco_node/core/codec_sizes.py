@@ -47,6 +47,16 @@ def layout(codec: str) -> Layout:
     return LAYOUTS[codec]
 
 
+def slow_codec(codec: str) -> str:
+    """Mode prefetch: the codec of phi beside that of Delta. Raises BadSpec for an unknown codec.
+
+    phi is larger than Delta by orders of magnitude and does not shrink: quantised in blocks it would keep the replicas'
+    spread above the blocks' steps, and its time is not the boundary's. So it is rounded to bfloat16 at most.
+    """
+    layout(codec)
+    return "float32" if codec == "float32" else "bfloat16"
+
+
 def encoded_bytes(codec: str, num_values: int) -> int:
     """Size of an encoded x of so many values. Raises BadSpec for an unknown codec."""
     return _blocks(layout(codec), num_values) * layout(codec).block_bytes

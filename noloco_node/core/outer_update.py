@@ -19,6 +19,8 @@ half of the difference of the two exchanged tensors, added when the partner has 
     delta <- alpha*delta + beta*Delta ;  phi <- phi + delta            `local_step`
     c_a = (x_b - x_a) / 2  added to delta, phi and theta               `correction`, `add`
 
+Where phi and Delta travel apart (mode prefetch), c_a is the same number from both: `prefetched_correction`.
+
 For a pair mean(x) - x_a = (x_b - x_a)/2, hence the equality. c_b = -c_a whatever codec carried x, so the sum of a
 pair never moves; a lost partner is c = 0, which is eq. 2 for n = 1.
 """
@@ -72,6 +74,15 @@ def correction(x_own: V, x_partner: V, c: Coefficients) -> V:
     """c_a = (x_b - x_a) / 2, with both x as sent (decoded). The partner computes exactly the opposite."""
     half_difference: V = (x_partner - x_own) * c.half
     return half_difference
+
+
+def prefetched_correction(half_slow: V, half_gradient: V, c: Coefficients) -> V:
+    """c_a = gamma*(phi_b - phi_a)/2 + beta*(Delta_b - Delta_a)/2: mode prefetch, where phi and Delta travel apart.
+
+    Both halves are `correction`s, so the partner computes exactly the opposite here too.
+    """
+    both: V = half_slow * c.gamma + half_gradient * c.beta
+    return both
 
 
 def add(value: V, correction: V) -> V:

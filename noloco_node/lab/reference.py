@@ -27,39 +27,44 @@ from noloco_node.training.tensors import to_tensor
 from noloco_node.training.trainer import StageTrainer, build_trainer
 
 NamedTensors = dict[str, Tensor]
+Sent = dict[str, tuple[Tensor, ...]]
+"""By parameter name: x, or phi and Delta."""
 
 
 @dataclass(slots=True)
 class ReferenceSeat:
     """One replica: theta in `trainer`, phi and delta beside it, all by parameter name. `losses` are means per token,
-    one for each inner step."""
+    one for each inner step. `is_apart`: mode prefetch, phi and Delta travel apart."""
 
     trainer: StageTrainer
     slow: NamedTensors
     momentum: NamedTensors
     losses: list[float] = field(default_factory=list)
+    is_apart: bool = False
 
     @property
     def fast(self) -> NamedTensors:
         return {name: parameter.detach() for name, parameter in self.trainer.stage.named_parameters()}
 
     @torch.no_grad()
-    def step_locally(self, c: Coefficients) -> NamedTensors:
-        """The boundary: x as it was before, then eq. 2 and 3 for this replica alone. Returns x."""
-        frozen = {}
+    def step_locally(self, c: Coefficients) -> Sent:
+        """The boundary: x as it was before, then eq. 2 and 3 for this replica alone. Returns x, or phi and Delta."""
+        frozen: Sent = {}
         for name, theta in self.fast.items():
             outer_gradient = theta - self.slow[name]
-            frozen[name] = outer_update.exchanged(outer_gradient, self.slow[name], c)
+            x = outer_update.exchanged(outer_gradient, self.slow[name], c)
+            frozen[name] = (self.slow[name], outer_gradient) if self.is_apart else (x,)
             stepped = outer_update.local_step(self.momentum[name], outer_gradient, self.slow[name], c)
             self.momentum[name], self.slow[name] = stepped
             theta.copy_(self.slow[name])
         return frozen
 
     @torch.no_grad()
-    def correct(self, x_own: NamedTensors, x_partner: NamedTensors, c: Coefficients) -> None:
+    def correct(self, own: Sent, partner: Sent, c: Coefficients) -> None:
         """What the partner's x adds to delta, phi and theta."""
         for name, theta in self.fast.items():
-            half_difference = outer_update.correction(x_own[name], x_partner[name], c)
+            halves = [outer_update.correction(a, b, c) for a, b in zip(own[name], partner[name], strict=True)]
+            half_difference = outer_update.prefetched_correction(*halves, c) if self.is_apart else halves[0]
             self.momentum[name] = outer_update.add(self.momentum[name], half_difference)
             self.slow[name] = outer_update.add(self.slow[name], half_difference)
             theta.copy_(outer_update.add(theta, half_difference))
@@ -169,7 +174,8 @@ def _build_seat(settings: TrainingSettings, seat: Seat, device: str) -> Referenc
     trainer.initialise()
     weights = {name: p.detach() for name, p in trainer.stage.named_parameters()}
     slow = {name: theta.clone() for name, theta in weights.items()}
-    return ReferenceSeat(trainer, slow, {name: torch.zeros_like(theta) for name, theta in weights.items()})
+    momentum = {name: torch.zeros_like(theta) for name, theta in weights.items()}
+    return ReferenceSeat(trainer, slow, momentum, is_apart=settings.prefetch)
 
 
 def _tokens(batch: MicroBatch) -> int:

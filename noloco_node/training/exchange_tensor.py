@@ -31,7 +31,8 @@ class ExchangeTensor:
         self._encoded: Tensor | None = None
         self._done = 0  # values encoded
         self.num_values = frozen.numel()
-        self.head_bytes = codec.sketch_bytes(self.num_values)
+        self.head_bytes = self.known_bytes = codec.sketch_bytes(self.num_values)
+        self.needs_head = self.head_bytes > 0  # of the partner's tensor, for what follows our own known bytes
         self.size_bytes = self.head_bytes + codec.encoded_bytes(self.num_values)
 
     @property

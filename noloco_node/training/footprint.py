@@ -14,7 +14,11 @@ from noloco_node.errors import DeviceFailed
 from noloco_node.training.architecture import model_config
 from noloco_node.training.settings import TrainingSettings
 from noloco_node.training.stage import cut_stage
-from noloco_node.training.state_sizes import DEVICE_BYTES_PER_PARAMETER, HOST_BYTES_PER_PARAMETER
+from noloco_node.training.state_sizes import (
+    DEVICE_BYTES_PER_PARAMETER,
+    HOST_BYTES_PER_PARAMETER,
+    PREFETCH_HOST_BYTES_PER_PARAMETER,
+)
 
 GIB = 1 << 30
 MEMINFO = Path("/proc/meminfo")
@@ -30,7 +34,8 @@ def stage_parameters(settings: TrainingSettings) -> list[int]:
 
 def stage_bytes(settings: TrainingSettings, device: torch.device) -> list[int]:
     """Memory of each stage's state on that device."""
-    each = HOST_BYTES_PER_PARAMETER if device.type == "cpu" else DEVICE_BYTES_PER_PARAMETER
+    host = PREFETCH_HOST_BYTES_PER_PARAMETER if settings.prefetch else HOST_BYTES_PER_PARAMETER
+    each = host if device.type == "cpu" else DEVICE_BYTES_PER_PARAMETER
     return [parameters * each for parameters in stage_parameters(settings)]
 
 

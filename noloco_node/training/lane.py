@@ -22,7 +22,7 @@ from noloco_node.errors import LocalProtocolError, RemoteProtocolError, TensorRe
 from noloco_node.ports import Boundary, ForwardResult, LoadedState, MicroBatch, StepResult, TensorBlob, Verdict
 from noloco_node.training.device import memory_guard
 from noloco_node.training.drawn_mark import DrawnMark
-from noloco_node.training.exchange_tensor import ExchangeTensor
+from noloco_node.training.outer_state import Tensors
 from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.trainer import StageTrainer, build_trainer
 
@@ -45,7 +45,7 @@ class TrainingLane:
         self._reader = ThreadPoolExecutor(1, "noloco-read")
         self._writer = ThreadPoolExecutor(1, "noloco-save")
         self._exchanger = ThreadPoolExecutor(1, "noloco-exchange", torch.set_num_threads, (1,))
-        self._met: dict[int, asyncio.Event] = {}  # by outer step: what follows the head of our tensor can be made
+        self._met: dict[int, asyncio.Event] = {}  # by outer step: what follows our tensor's known bytes can be made
         self._awaited: dict[int, bytes] = {}  # by outer step: the partner's tensor whose head is to be met
 
     @property
@@ -99,35 +99,45 @@ class TrainingLane:
     async def inner_step(self, *, tokens: int, position: int) -> StepResult:
         return await self._run(partial(self._built().inner_step, tokens=tokens, position=position))
 
+    async def freeze_slow_weights(self, outer_step: int) -> Boundary:
+        self._met[outer_step] = asyncio.Event()
+        return await self._run(partial(self._built().freeze_slow_weights, outer_step))
+
     async def take_boundary(self, outer_step: int) -> Boundary:
         boundary = await self._run(partial(self._built().take_boundary, outer_step))
-        met = self._met[outer_step] = asyncio.Event()
-        if not boundary.head_bytes:
-            met.set()
+        if not self._settings.prefetch or outer_step not in self._met:
+            self._met[outer_step] = asyncio.Event()
+        if self._settings.prefetch or not boundary.head_bytes:
+            self._met[outer_step].set()
         return boundary
 
     def source(self, outer_step: int) -> LaneSource:
         return LaneSource(self, outer_step, self._built().outer.tensor(outer_step))
 
     def await_head(self, outer_step: int, tensor_id: bytes) -> None:
-        if outer_step in self._met and self._built().outer.tensor(outer_step).head_bytes:
+        if outer_step not in self._met:
+            return
+        tensor = self._built().outer.tensor(outer_step)
+        if tensor.head_bytes:
             self._awaited[outer_step] = tensor_id
+        if tensor.needs_head:
             self._met[outer_step].clear()
 
     async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
         if self._awaited.get(outer_step) != tensor_id:
             return
         try:
-            await self.beside(partial(self._built().outer.tensor(outer_step).meet, head))
+            tensor = self._built().outer.tensor(outer_step)
+            await self.beside(partial(tensor.meet, head))
         except (RemoteProtocolError, TensorReleased) as fault:
             if isinstance(fault, RemoteProtocolError) and self._awaited.get(outer_step) == tensor_id:
                 raise
             return
-        if self._awaited.get(outer_step) == tensor_id:
+        if tensor.needs_head and self._awaited.get(outer_step) == tensor_id:
             self._met[outer_step].set()
 
     async def can_encode(self, outer_step: int) -> None:
-        """Waits until the partner's head is met. Raises TensorReleased."""
+        """Waits until the partner's head is met, in mode prefetch until the boundary. Raises TensorReleased."""
         met = self._met.get(outer_step)
         if met is None:
             raise TensorReleased(f"outer step {outer_step}")
@@ -218,13 +228,13 @@ class TrainingLane:
 class LaneSource:
     """`ports.TensorSource` of one outer step: encoded on the exchange's thread as it is asked for."""
 
-    def __init__(self, lane: TrainingLane, outer_step: int, tensor: ExchangeTensor) -> None:
+    def __init__(self, lane: TrainingLane, outer_step: int, tensor: Tensors) -> None:
         self._lane = lane
         self._outer_step = outer_step
         self._tensor = tensor
         self.size_bytes = tensor.size_bytes
 
     async def read(self, start: int, stop: int) -> memoryview:
-        if start >= self._tensor.head_bytes:
+        if start >= self._tensor.known_bytes:
             await self._lane.can_encode(self._outer_step)
         return await self._lane.beside(partial(self._tensor.read, start, stop))

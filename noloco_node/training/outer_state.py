@@ -5,6 +5,8 @@ frozen x of its fragment and the correction c. Changes the fast weights theta on
 is added. Outer step k works on fragment k mod F; all else in the stage is left alone. Must not know who the partner is
 or how bytes travel. `source`, `meet` and `verify` touch only what was frozen: they may run beside the device's jobs.
 
+In mode prefetch x travels as two parts, phi and Delta; phi may be frozen before the boundary (`prefetch_tensor`).
+
 At the boundary the local step (group size 1) is taken at once; the partner's part comes later as c = (x_b - x_a) / 2,
 of opposite sign on the two sides bit for bit: both subtract the same float32 numbers as sent, element by element.
 """
@@ -28,19 +30,23 @@ from noloco_node.training.exchange_tensor import ExchangeTensor
 from noloco_node.training.fragments import Fragment, Piece, cut, parameter_slices
 from noloco_node.training.initialisation import shape_hash
 from noloco_node.training.norm_gauge import NormGauge
+from noloco_node.training.prefetch_tensor import PrefetchTensor
 from noloco_node.training.stage import Stage
 
 FLOAT_BYTES = 4
 NORM_VALUES = 1 << 20
+Tensors = ExchangeTensor | PrefetchTensor
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeWay:
-    """How x travels: into how many fragments the stage is cut, which codec, and the run seed that codecs draw from."""
+    """How x travels: into how many fragments the stage is cut, which codec, the run seed that codecs draw from, and
+    whether phi goes ahead of Delta (then there is one fragment)."""
 
     fragments: int = 1
     codec: str = "float32"
     seed: int = 0
+    prefetch: bool = False
 
     def codec_of(self, outer_step: int) -> Codec:
         """Both partners draw alike."""
@@ -55,7 +61,8 @@ class OpenExchange:
     """x of one outer step and, once the partner's tensor is verified, c (flat, host), both of one fragment."""
 
     fragment: Fragment
-    tensor: ExchangeTensor
+    tensor: Tensors
+    tensor_id: bytes
     correction: Tensor | None = None
 
 
@@ -100,25 +107,55 @@ class OuterState:
         self._momentum.zero_()
 
     @torch.no_grad()
+    def freeze_slow_weights(self, outer_step: int) -> Boundary:
+        """Mode prefetch: copy phi, which must not change before that step's boundary. Done already: nothing happens."""
+        if outer_step not in self._open:
+            frozen = torch.empty(self.size, pin_memory=self._slow.is_cuda)
+            frozen.copy_(self._slow)
+            tensor = PrefetchTensor(self._way.codec_of(outer_step), frozen, self._coefficients)
+            self._keep(outer_step, self._fragments[0], tensor)
+        return self._told(outer_step)
+
+    @torch.no_grad()
     def take_boundary(self, outer_step: int) -> Boundary:
-        """Freeze x = beta*Delta + gamma*phi of the step's fragment, then step locally: delta, phi and theta <- phi."""
+        """Freeze x = beta*Delta + gamma*phi of the step's fragment (mode prefetch: Delta, and phi if that is not yet),
+        then step locally: delta, phi and theta <- phi."""
+        if self._way.prefetch:
+            self.freeze_slow_weights(outer_step)
         fragment = self._fragments[outer_step % len(self._fragments)]
         frozen = torch.empty(fragment.size, pin_memory=self._slow.is_cuda)
         for piece in fragment.pieces:
             theta = self._fast(piece)
             phi, delta = self._slow[piece.of_vector], self._momentum[piece.of_vector]
             outer_gradient = theta - phi
-            frozen[piece.of_fragment].copy_(outer_update.exchanged(outer_gradient, phi, self._coefficients))
+            frozen[piece.of_fragment].copy_(self._travels(outer_gradient, phi))
             stepped_delta, stepped_phi = outer_update.local_step(delta, outer_gradient, phi, self._coefficients)
             delta.copy_(stepped_delta)
             phi.copy_(stepped_phi)
             theta.copy_(phi)
-        tensor = ExchangeTensor(self._way.codec_of(outer_step), frozen)
-        self._open[outer_step] = OpenExchange(fragment, tensor)
-        tensor_id = secrets.token_bytes(limits.DIGEST_BYTES)
-        return Boundary(tensor.size_bytes, tensor_id, self.shape_hash, tensor.head_bytes, tensor.is_finite)
+        if self._way.prefetch:
+            tensor = self._open[outer_step].tensor
+            assert isinstance(tensor, PrefetchTensor)
+            tensor.complete(frozen)
+        else:
+            self._keep(outer_step, fragment, ExchangeTensor(self._way.codec_of(outer_step), frozen))
+        return self._told(outer_step)
 
-    def tensor(self, outer_step: int) -> ExchangeTensor:
+    def _travels(self, outer_gradient: Tensor, phi: Tensor) -> Tensor:
+        """What of the boundary's own is sent."""
+        if self._way.prefetch:
+            return outer_gradient
+        return outer_update.exchanged(outer_gradient, phi, self._coefficients)
+
+    def _keep(self, outer_step: int, fragment: Fragment, tensor: Tensors) -> None:
+        self._open[outer_step] = OpenExchange(fragment, tensor, secrets.token_bytes(limits.DIGEST_BYTES))
+
+    def _told(self, outer_step: int) -> Boundary:
+        kept = self._open[outer_step]
+        tensor = kept.tensor
+        return Boundary(tensor.size_bytes, kept.tensor_id, self.shape_hash, tensor.head_bytes, tensor.is_finite)
+
+    def tensor(self, outer_step: int) -> Tensors:
         """x of that step on its way. Raises TensorReleased when nothing of it is kept."""
         exchange = self._open.get(outer_step)
         if exchange is None:

@@ -72,6 +72,7 @@ class TrainingSettings:
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     codec: str = "float32"  # of x in an exchange
+    prefetch: bool = False  # slow weights travel before the boundary, apart from the outer gradient
     fragments: int = 1  # parts of the weights that outer steps exchange in turn
     wire_dtype: str = "float32"  # of activations and gradients between stages: float32 | bfloat16 | int8
     autocast: bool = True  # bfloat16 autocast where the device has it (never on CPU)

@@ -6,7 +6,7 @@ Must not know a model or a device; imports nothing heavy.
 
 from __future__ import annotations
 
-from noloco_node.core.codec_sizes import encoded_bytes, sketch_bytes
+from noloco_node.core.codec_sizes import encoded_bytes, sketch_bytes, slow_codec
 
 FLOAT_BYTES = 4
 CHECKPOINT_PARTS = 5  # theta, phi, delta and the two moments, copied before they are written
@@ -29,10 +29,24 @@ def exchange_parts(codec: str, fragments: int) -> tuple[tuple[str, float], ...]:
     return tuple((what, size / fragments) for what, size in each.items())
 
 
-def host_bytes_per_parameter(codec: str, fragments: int) -> float:
+def prefetch_parts(codec: str) -> tuple[tuple[str, float], ...]:
+    """The same in mode prefetch, where phi and Delta travel one after the other."""
+    slow = encoded_bytes(slow_codec(codec), _LARGE) / _LARGE
+    sent = slow + encoded_bytes(codec, _LARGE) / _LARGE
+    return (
+        ("frozen x", 2 * FLOAT_BYTES),
+        ("x as it is sent", sent),
+        ("the partner's x", sent),
+        ("correction c", 2 * FLOAT_BYTES),
+    )
+
+
+def host_bytes_per_parameter(codec: str, fragments: int, *, prefetch: bool = False) -> float:
     """Of a seat on the CPU at most: the state, an open exchange, and a checkpoint on its way to the disk."""
-    exchange = sum(size for _, size in exchange_parts(codec, fragments))
+    parts = prefetch_parts(codec) if prefetch else exchange_parts(codec, fragments)
+    exchange = sum(size for _, size in parts)
     return DEVICE_BYTES_PER_PARAMETER + exchange + CHECKPOINT_PARTS * FLOAT_BYTES
 
 
-HOST_BYTES_PER_PARAMETER = int(host_bytes_per_parameter("float32", 1))  # of the run spec that takes most
+HOST_BYTES_PER_PARAMETER = int(host_bytes_per_parameter("float32", 1))  # of the codec that takes most
+PREFETCH_HOST_BYTES_PER_PARAMETER = int(host_bytes_per_parameter("float32", 1, prefetch=True))

@@ -154,6 +154,9 @@ class StageTrainer:
             return self.optimizer.skip(position=position)
         return self.optimizer.step(tokens=tokens, position=position)
 
+    def freeze_slow_weights(self, outer_step: int) -> Boundary:
+        return self.outer.freeze_slow_weights(outer_step)
+
     def take_boundary(self, outer_step: int) -> Boundary:
         return self.outer.take_boundary(outer_step)
 
@@ -278,7 +281,7 @@ def build_trainer(settings: TrainingSettings, place: TrainerPlace) -> StageTrain
         wire_dtype=settings.wire_dtype,
         autocast=settings.autocast,
     )
-    way = ExchangeWay(settings.fragments, settings.codec, settings.seed)
+    way = ExchangeWay(settings.fragments, settings.codec, settings.seed, settings.prefetch)
     outer = OuterState(stage, Coefficients(settings.alpha, settings.beta, settings.gamma), way)
     return StageTrainer(settings, place, stage, InnerOptimizer(stage, settings.optimizer), outer, graphs, reader)
 

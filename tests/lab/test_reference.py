@@ -1,5 +1,6 @@
 """The in-process reference swarm, checked against what must hold for any of its runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from noloco_node.config.presets import preset
 from noloco_node.core.outer_update import Coefficients, two_tensor_step
 from noloco_node.core.types import Seat
 from noloco_node.lab.reference import ReferenceSwarm, build_reference
+from noloco_node.training.outer_state import Tensors
 from noloco_node.training.settings import TrainerPlace, TrainingSettings
 from noloco_node.training.trainer import build_trainer
 
@@ -81,9 +83,10 @@ def test_outer_step_is_the_papers_up_to_rounding() -> None:
         torch.testing.assert_close(pair[0].slow[name].double(), slow, rtol=0, atol=1e-6)
 
 
-def test_outer_step_of_a_pair_has_the_bits_of_the_nodes_own_outer_state() -> None:
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_outer_step_of_a_pair_has_the_bits_of_the_nodes_own_outer_state(prefetch: bool) -> None:
     """The node keeps phi and delta flat and goes through take_boundary, verify and add_correction."""
-    settings = settings_of(1, 2)
+    settings = replace(settings_of(1, 2), prefetch=prefetch)
     swarm = build_reference(settings)
     trainers = [build_trainer(settings, TrainerPlace(seat, "cpu", Path())) for seat in (A, B)]
     for trainer in trainers:
@@ -97,7 +100,7 @@ def test_outer_step_of_a_pair_has_the_bits_of_the_nodes_own_outer_state() -> Non
     frozen = {seat: swarm.seats[seat].step_locally(c) for seat in (A, B)}
     for trainer in trainers:
         trainer.take_boundary(0)
-    sent = [trainer.outer.tensor(0).read(0, trainer.tensor_bytes) for trainer in trainers]
+    sent = [whole(trainer.outer.tensor(0)) for trainer in trainers]
     for own, other in ((0, 1), (1, 0)):
         assert trainers[own].verify(0, sent[other]).reason == ""
         trainers[own].add_correction(0)
@@ -105,6 +108,12 @@ def test_outer_step_of_a_pair_has_the_bits_of_the_nodes_own_outer_state() -> Non
     for name, slow in swarm.seats[A].slow.items():
         assert torch.equal(trainers[0].outer.slow_weights()[name], slow)
         assert torch.equal(trainers[0].outer.momentum()[name], swarm.seats[A].momentum[name])
+
+
+def whole(tensor: Tensors) -> memoryview:
+    """As it travels; a read ends where phi does."""
+    first = bytes(tensor.read(0, tensor.size_bytes))
+    return memoryview(first + bytes(tensor.read(len(first), tensor.size_bytes)))
 
 
 def test_odd_replica_rests_and_takes_the_local_step_alone() -> None:

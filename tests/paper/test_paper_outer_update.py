@@ -76,6 +76,21 @@ def test_local_step_plus_half_a_difference_is_equation_2_and_3(
     assert outer.group_step(delta[own], phi[own], xs, c) == stated
 
 
+@given(replicas(2), coefficients())
+def test_slow_weights_and_outer_gradients_that_travel_apart_give_the_same_correction(
+    group: tuple[list[Fraction], list[Fraction], list[Fraction]], c: Coefficients
+) -> None:
+    """Mode prefetch: c_a = (gamma*(phi_b - phi_a) + beta*(Delta_b - Delta_a)) / 2."""
+    theta, phi, _ = group
+    gradients = outer_gradients(theta, phi)
+    xs = [outer.exchanged(gradient, slow, c) for gradient, slow in zip(gradients, phi, strict=True)]
+    for own, other in ((0, 1), (1, 0)):
+        halves = [outer.correction(values[own], values[other], c) for values in (phi, gradients)]
+        apart = outer.prefetched_correction(*halves, c)
+        assert apart == (c.gamma * (phi[other] - phi[own]) + c.beta * (gradients[other] - gradients[own])) / 2
+        assert apart == outer.correction(xs[own], xs[other], c)
+
+
 @given(st.integers(1, 5), coefficients(), st.data())
 def test_one_tensor_is_enough_for_groups_of_any_size(n: int, c: Coefficients, data: st.DataObject) -> None:
     theta, phi, delta = data.draw(replicas(n))

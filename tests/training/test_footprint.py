@@ -32,6 +32,12 @@ def test_stages_fit_by_what_a_limit_or_the_system_leaves(four_stages):
     assert fitting_stages(four_stages, CPU, sizes[0], Seat(2, 0)) == {0, 1, 2}
 
 
+def test_in_mode_prefetch_slow_weights_and_outer_gradients_take_room_beside_each_other(four_stages):
+    plain, ahead = (footprint.stage_bytes(replace(four_stages, prefetch=prefetch), CPU) for prefetch in (False, True))
+    counts = stage_parameters(four_stages)
+    assert [more - less for less, more in zip(plain, ahead, strict=True)] == [16 * count for count in counts]
+
+
 def test_a_wanted_seat_that_does_not_fit_is_one_clear_line(four_stages):
     small = stage_parameters(four_stages)[1] * HOST_BYTES_PER_PARAMETER
     with pytest.raises(DeviceFailed, match=r"the stage of seat 3\.0 takes .* GiB .* cpu has") as refusal:
