@@ -34,6 +34,7 @@ from noloco_node.training.settings import DataSettings, OptimizerSettings, Token
 
 RUN_ID_BYTES = 16
 INT32_BYTES = 4
+MODES = {"joint": Mode.JOINT, "prefetch": Mode.PREFETCH, "overlap": Mode.OVERLAP, "stream": Mode.OVERLAP}
 LOCAL_SOURCES = ("text", "jsonl", "parquet")
 
 
@@ -112,7 +113,7 @@ class RunSpec(Section):
             inner_steps=outer.inner_steps,
             total_outer_steps=outer.total_outer_steps,
             start_seats=outer.start_seats,
-            mode=Mode.JOINT if outer.mode == "joint" else Mode.OVERLAP,
+            mode=MODES[outer.mode],
             codec=outer.codec,
             fragments=outer.fragments,
             alpha=outer.alpha,
@@ -142,6 +143,7 @@ class RunSpec(Section):
             tokenizer=self._tokenizer(),
             optimizer=self._optimizer(),
             codec=self.outer.codec,
+            prefetch=self.outer.mode == "prefetch",
             fragments=self.outer.fragments,
             wire_dtype=self.pipeline.wire_dtype,
             autocast=self.dtypes.autocast,
@@ -203,12 +205,14 @@ def _check_mode(spec: RunSpec) -> None:
         raise ValueError(f"[outer] total_outer_steps {outer.total_outer_steps} is below fragments {outer.fragments}")
     if outer.fragments > (most := fragments_max(spec.model, spec.swarm.num_stages)):
         raise ValueError(f"[outer] fragments {outer.fragments}: this model's stages have room for {most}")
-    if outer.mode == "joint":
+    if outer.mode == "prefetch" and outer.codec.startswith("lattice"):
+        raise ValueError(f'[outer] codec "{outer.codec}" tells differences of x only: mode "prefetch" takes the others')
+    if outer.mode in ("joint", "prefetch"):
         return
     if outer.clock != "time":
         raise ValueError(f'[outer] mode "{outer.mode}" needs clock "time": where nobody waits, replicas drift apart')
     if spec.pipeline.admit == "ordered":
-        raise ValueError(f'[pipeline] admit "ordered" needs [outer] mode "joint": in "{outer.mode}" timing decides')
+        raise ValueError('[pipeline] admit "ordered" needs [outer] mode "joint" or "prefetch": else timing decides')
 
 
 def _check_schedule(spec: RunSpec) -> None:

@@ -95,16 +95,19 @@ class Outer(Section):
     beta: float = Field(_core["beta"], description="weight of the outer gradient", gt=0)
     gamma: float = Field(_core["gamma"], description="pull towards the partner; 0 < gamma < 2 (1 - alpha)")
     group_size: int = Field(2, description="nodes exchange in pairs")
-    mode: Literal["joint", "overlap", "stream"] = Field(
+    mode: Literal["joint", "prefetch", "overlap", "stream"] = Field(
         "joint",
-        description="joint: training waits for the exchange | overlap: it runs on meanwhile | "
+        description="joint: training waits for the exchange | prefetch: joint, but slow weights travel before the "
+        "boundary, only the outer gradient after it | overlap: training runs on meanwhile | "
         "stream: overlap, and an outer step exchanges one of several fragments of the weights",
     )
     fragments: int = Field(
         1, description="stream: into so many parts the weights are cut, exchanged one after the other", ge=1, le=256
     )
     codec: Literal["float32", "bfloat16", "int8", "int4", "lattice5", "lattice4"] = Field(
-        "float32", description="of the weights on their way: float32 | bfloat16 | int8 | int4 | lattice5 | lattice4"
+        "float32",
+        description="of the weights on their way: float32 | bfloat16 | int8 | int4 | lattice5 | lattice4; prefetch: of "
+        "the outer gradient (no lattice), slow weights travel in bfloat16 unless it is float32",
     )
     clock: Literal["time", "steps"] = Field(
         "time", description="time: due by the wall clock | steps: after inner_steps own steps"

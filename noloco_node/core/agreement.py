@@ -80,6 +80,16 @@ class Agreement:
             return False
         return self._out is not None or (self._wake is not None and self._tries < limits.OFFER_TRIES_MAX)
 
+    @property
+    def step(self) -> int:
+        """The outer step worked on; -1 before the first."""
+        return self._step
+
+    @property
+    def is_under_way(self) -> bool:
+        """Between the start of a phase and its boundary."""
+        return self._offering
+
     def partner_of(self, outer_step: int) -> Agreed | None:
         return self._made.get(outer_step)
 

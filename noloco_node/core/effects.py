@@ -214,6 +214,22 @@ class TakeBoundary:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeSlowWeights:
+    """Mode prefetch: copy phi on the training thread, between two jobs; nothing changes it before the boundary.
+    -> SlowWeightsFrozen."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPrefetch:
+    """The partner agreed with is lost before the boundary: free what was frozen for it and what came of it."""
+
+    outer_step: int
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class SendOffer:
     """-> OfferAnswered."""
 
@@ -249,12 +265,16 @@ class SendExchange:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTensor:
-    """The partner's BEGIN fits: make room for its tensor. -> TensorReceived | TensorDamaged."""
+    """The partner's BEGIN fits: make room for its tensor, or keep what came of it. -> TensorReceived | TensorDamaged.
+
+    `ahead`: it has not taken its boundary, so what follows its slow weights is not due yet.
+    """
 
     outer_step: int
     peer: PeerId
     tensor_bytes: int
     tensor_id: bytes
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,4 +348,6 @@ Effect = (
     | AddCorrection
     | DropCorrection
     | CloseExchange
+    | FreezeSlowWeights
+    | DropPrefetch
 )

@@ -227,6 +227,20 @@ class BoundaryTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowWeightsFrozen:
+    """Mode prefetch: phi is copied, and can be sent ahead of the boundary as the first part of the tensor named here.
+
+    `is_finite` False: it is not fit to be sent.
+    """
+
+    outer_step: int
+    tensor_bytes: int
+    tensor_id: bytes
+    shape_hash: str
+    is_finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class OfferReceived:
     """Answer with `effects.AnswerOffer(ticket, ...)` in the same `handle`."""
 
@@ -330,6 +344,7 @@ Event = (
     | TensorVerified
     | TensorRefused
     | CorrectionAdded
+    | SlowWeightsFrozen
 )
 
 # what the flow of micro-batches takes in
@@ -355,6 +370,7 @@ EXCHANGE_EVENTS = (
     TensorDamaged,
     TensorVerified,
     TensorRefused,
+    SlowWeightsFrozen,
     TimePassed,
     RecordLearnt,
 )

@@ -29,9 +29,11 @@ from noloco_node.core.events import (
     TensorVerified,
     TimePassed,
 )
+from noloco_node.core.exchange_begin import Pair, offset
 from noloco_node.core.exchange_reason import Reason, partners_reason
 from noloco_node.core.exchange_table import ExchangeState, NextStepDue, Role, Row, rules_of, subject_of
 from noloco_node.core.partner_tensor import PartnerTensor
+from noloco_node.core.prefetch import Prefetch
 from noloco_node.core.types import (
     Ask,
     Begin,
@@ -41,14 +43,13 @@ from noloco_node.core.types import (
     Mode,
     Outcome,
     PeerId,
+    Reached,
     Ready,
     Seat,
     Settings,
     Solo,
     Wait,
 )
-
-WEIGHT: Final = 1.0  # token weights are not in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Patience:
 
 
 def patience(settings: Settings) -> Patience:
-    """Waiting holds training up in mode joint. In overlap it costs nothing: half of the outer step is for the trade,
-    the other half for a follower in doubt."""
+    """Waiting holds training up in modes joint and prefetch. In overlap it costs nothing: half of the outer step is for
+    the trade, the other half for a follower in doubt."""
     if settings.mode is Mode.OVERLAP:
         half_s = settings.outer_interval_s / 2
         return Patience(half_s, half_s)
@@ -85,6 +86,7 @@ class Exchange:
         early_begin: Begin | None,
         settings: Settings,
         lost: Reason = Reason.NO_PARTNER,
+        ahead: Prefetch | None = None,
     ) -> None:
         self.outer_step = outer_step
         self.me = me
@@ -95,9 +97,10 @@ class Exchange:
         self.reason = ""
         self.correction_due = False
         self.deadline = 0.0
-        self._incarnation = incarnation
+        self._pair = None if partner is None else Pair(me, partner, incarnation, settings)
         self._boundary = boundary
         self._early = early_begin
+        self._ahead = ahead
         self._settings = settings
         self._lost = lost
         self._started = 0.0
@@ -120,12 +123,13 @@ class Exchange:
         settings: Settings,
         now: float,
         lost: Reason = Reason.NO_PARTNER,
+        ahead: Prefetch | None = None,
     ) -> tuple[Exchange, list[Effect]]:
         """The boundary is taken: begin to trade with `partner`, or close solo at once for the reason `lost`.
 
-        `early_begin` is the partner's BEGIN if it came before.
+        `early_begin` is the partner's BEGIN if it came before; `ahead` what was sent ahead to this very partner.
         """
-        exchange = cls(outer_step, me, partner, incarnation, boundary, early_begin, settings, lost)
+        exchange = cls(outer_step, me, partner, incarnation, boundary, early_begin, settings, lost, ahead)
         return exchange, exchange.handle(boundary, now)
 
     @property
@@ -141,8 +145,8 @@ class Exchange:
         return self.state in (ExchangeState.TRADING, ExchangeState.DOUBT) and now < self.deadline
 
     def blocks_training(self, now: float) -> bool:
-        """Mode joint: optimizer steps wait while it is pending, never longer. Mode overlap: they never wait."""
-        return self._settings.mode is Mode.JOINT and self.is_pending(now)
+        """Joint and prefetch: optimizer steps wait while it is pending, never longer. Overlap: they never wait."""
+        return self._settings.mode is not Mode.OVERLAP and self.is_pending(now)
 
     @property
     def next_deadline(self) -> float | None:
@@ -174,27 +178,51 @@ class Exchange:
         if not taken.is_finite:
             return self._close_solo(Reason.NOT_FINITE)
         self.state = ExchangeState.TRADING
+        if self._ahead is not None:
+            return self._go_on(self._ahead)
         decides = self.role is Role.DECIDER
         effects: list[Effect] = [OpenExchange(self.outer_step, self.partner.peer, decider=decides)]
         if self._early is not None:
             effects += self._on_begin(self._early, now)
         return effects
 
+    def _go_on(self, ahead: Prefetch) -> list[Effect]:
+        """The stream is kept up already and our tensor is on its way: it goes on with what was frozen now."""
+        self._theirs, self._opened, self._offset = ahead.theirs, ahead.is_opened, ahead.offset
+        effects = self._say(Reached(self.outer_step)) if self._opened else []
+        if self._theirs.has_begun:
+            self._begun()
+        return effects + (self._theirs.complete() if ahead.is_whole else [])
+
     # --- TRADING ----------------------------------------------------------------------------------
 
     def _on_opened(self, opened: ExchangeOpened, now: float) -> list[Effect]:
+        assert self._pair is not None
         self._opened = True
-        return [*self._say(self._own_begin(opened)), *self._stream()]
+        return [*self._say(self._pair.begin(self._boundary, opened)), *self._stream()]
 
     def _on_begin(self, begin: Begin, now: float) -> list[Effect]:
-        misfit = self._misfit(begin)
+        assert self._pair is not None
+        misfit = self._pair.misfit(begin, self._boundary)
         if misfit is not None:
             return self._close_solo(misfit, say=misfit)
         effects = [] if self._theirs.is_known(begin) else self._receive(begin)
-        self.deadline = self._started + patience(self._settings).in_all_s
-        intact = begin.held_id == self._boundary.tensor_id
-        self._offset = begin.held_bytes if intact and 0 <= begin.held_bytes <= begin.tensor_bytes else 0
+        if not begin.ahead:
+            effects += self._theirs.reached(self._pair.partner.peer)
+            self._begun()
+        self._offset = offset(begin, self._boundary)
         return effects + self._stream()
+
+    def _on_reached(self, reached: Reached, now: float) -> list[Effect]:
+        """Heard before its BEGIN it says nothing: that comes again with the next stream."""
+        assert self.partner is not None
+        effects = self._theirs.reached(self.partner.peer)
+        if self._theirs.has_begun:
+            self._begun()
+        return effects
+
+    def _begun(self) -> None:
+        self.deadline = self._started + patience(self._settings).in_all_s
 
     def _on_received(self, event: TensorReceived, now: float) -> list[Effect]:
         return self._theirs.complete()
@@ -265,18 +293,6 @@ class Exchange:
 
     # --- tensors ----------------------------------------------------------------------------------
 
-    def _misfit(self, begin: Begin) -> Reason | None:
-        """Why the partner's BEGIN does not fit, if it does not."""
-        assert self.partner is not None
-        checks = (
-            (Reason.SEATS, (begin.sender, begin.receiver), (self.partner.seat, self.me)),
-            (Reason.CODEC, begin.codec, self._settings.codec),
-            (Reason.SHAPES, begin.shape_hash, self._boundary.shape_hash),
-            (Reason.SIZE, begin.tensor_bytes, self._boundary.tensor_bytes),
-            (Reason.WEIGHT, begin.weight, WEIGHT),
-        )
-        return next((reason for reason, theirs, ours in checks if theirs != ours), None)
-
     def _receive(self, begin: Begin) -> list[Effect]:
         """First BEGIN, or the partner began anew: what it said before is void."""
         assert self.partner is not None
@@ -295,23 +311,6 @@ class Exchange:
     def _say(self, message: ExchangeMessage) -> list[Effect]:
         return [] if self.partner is None else [SendExchange(self.partner.peer, message)]
 
-    def _own_begin(self, opened: ExchangeOpened) -> Begin:
-        assert self.partner is not None
-        mine = self._boundary
-        return Begin(
-            self.outer_step,
-            self.me,
-            self.partner.seat,
-            self._incarnation,
-            self._settings.codec,
-            mine.shape_hash,
-            mine.tensor_bytes,
-            mine.tensor_id,
-            WEIGHT,
-            opened.held_bytes,
-            opened.held_id,
-        )
-
     def _say_have(self, now: float) -> list[Effect]:
         self._have_due = now + limits.HAVE_INTERVAL_S
         return self._say(Have(self.outer_step))
@@ -324,7 +323,7 @@ class Exchange:
     # --- the end ----------------------------------------------------------------------------------
 
     def _late(self) -> list[Effect]:
-        reason = Reason.NOT_BEGUN if not self._theirs.is_announced else Reason.DEADLINE
+        reason = Reason.NOT_BEGUN if not self._theirs.has_begun else Reason.DEADLINE
         return self._close_solo(reason, say=reason)
 
     def _close_paired(self) -> list[Effect]:
@@ -345,7 +344,8 @@ _S, _X = ExchangeState, Exchange
 _D, _F = Role.DECIDER, Role.FOLLOWER
 _SOLO = "SOLO(reason), CLOSED(solo)"
 _AGREED = """freeze x, local step; TRADING with the partner agreed; deadline = now + grace_s until its BEGIN is here, \
-now + exchange_max_s after it (overlap: now + half an outer step for both); no partner, or x not finite: CLOSED(solo)"""
+now + exchange_max_s after it (overlap: now + half an outer step for both); REACHED, if phi went ahead; no partner, or \
+x not finite: CLOSED(solo)"""
 _FITS = f"""fits: make room for its tensor (a new incarnation or id: again, from zero), stream x from the offset \
 it holds; else {_SOLO}"""
 _BEGIN = "same tensor: READY again; else the decider began anew: SOLO(reason), drop c, CLOSED(solo)"
@@ -356,6 +356,7 @@ ROWS: Final[tuple[Row[Exchange], ...]] = (
     Row(_S.TRAINING, BoundaryTaken, "step due, nothing between forward and backward", _AGREED, _X._on_boundary),
     Row(_S.TRADING, ExchangeOpened, "stream up, first or again", "BEGIN with what is held", _X._on_opened),
     Row(_S.TRADING, Begin, "BEGIN", _FITS, _X._on_begin),
+    Row(_S.TRADING, Reached, "REACHED", "its BEGIN(ahead) counts as BEGIN from now on", _X._on_reached),
     Row(_S.TRADING, TensorReceived, "partner's tensor complete", "check it, compute c", _X._on_received),
     Row(_S.TRADING, TensorDamaged, "tensor damaged", _SOLO, _X._on_damaged),
     Row(_S.TRADING, TensorRefused, "tensor non-finite or far too large", _SOLO, _X._on_refused),

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from noloco_node.core import pairing
 from noloco_node.core.agreement import Agreed, Agreement, DrawPartner, RepairOrder, View
-from noloco_node.core.effects import Effect
+from noloco_node.core.effects import DropPrefetch, Effect
 from noloco_node.core.events import (
     BoundaryTaken,
     CorrectionAdded,
     Event,
     ExchangeMessageReceived,
     ExchangeOpened,
+    SlowWeightsFrozen,
     TensorDamaged,
     TensorReceived,
     TensorRefused,
@@ -24,18 +25,21 @@ from noloco_node.core.events import (
 )
 from noloco_node.core.exchange import ROWS as EXCHANGE_ROWS
 from noloco_node.core.exchange import Exchange
+from noloco_node.core.exchange_begin import Pair
 from noloco_node.core.exchange_memory import ROWS as MEMORY_ROWS
 from noloco_node.core.exchange_memory import ExchangeMemory
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.exchange_table import ExchangeState, markdown
-from noloco_node.core.types import ClosedStep, PeerId, Seat, Settings
+from noloco_node.core.prefetch import ROWS as PREFETCH_ROWS
+from noloco_node.core.prefetch import Prefetch
+from noloco_node.core.types import ClosedStep, Mode, PeerId, Seat, Settings
 from noloco_node.errors import LocalProtocolError
 
 
 def table_markdown() -> str:
     """The protocol's table, rendered from the rows that run."""
     states = list(ExchangeState)
-    return markdown(sorted((*EXCHANGE_ROWS, *MEMORY_ROWS), key=lambda row: states.index(row.state)))
+    return markdown(sorted((*EXCHANGE_ROWS, *MEMORY_ROWS, *PREFETCH_ROWS), key=lambda row: states.index(row.state)))
 
 
 class ExchangeDesk:
@@ -56,6 +60,9 @@ class ExchangeDesk:
         self._agreement = Agreement(settings, me, partner, repair_order)
         self._memory = ExchangeMemory(self._peer_agreed)
         self._exchange: Exchange | None = None  # open: TRADING or DOUBT
+        self._ahead: Prefetch | None = None  # of the running outer step
+        self._given_up = -1  # the outer step of which nothing is sent ahead any more
+        self._is_turning = False  # the boundary is being taken, or the seat given up: phi is about to change
         self.correction_due: int | None = None  # the outer step whose c the parent adds at the next free moment
         self.last_outcome: ClosedStep | None = None
 
@@ -118,10 +125,28 @@ class ExchangeDesk:
     def begin_phase(self, outer_step: int, view: View, now: float) -> list[Effect]:
         """The inner phase of `outer_step` begins (again, after a restart): look for its partner."""
         self._memory.reach(outer_step - 1)
-        return self._agreement.begin_phase(outer_step, view, now)
+        return self._drop_ahead() + self._agreement.begin_phase(outer_step, view, now)
+
+    def look_ahead(self, view: View) -> list[Effect]:
+        """Mode prefetch: slow weights go to the partner of the running outer step as soon as it is agreed and nothing
+        can change them any more; they stop when it is lost."""
+        if self._settings.mode is not Mode.PREFETCH:
+            return []
+        if self._ahead is not None:
+            partner = self._ahead.partner
+            return [] if view(partner.seat) == partner.peer else self._drop_ahead()
+        step = self._agreement.step
+        agreed = self._agreement.partner_of(step)
+        if agreed is None or self.is_open or self._is_turning or step == self._given_up:
+            return []
+        if not self._agreement.is_under_way or view(agreed.seat) != agreed.peer:
+            return []
+        self._ahead = Prefetch(step, Pair(self._me, agreed, self._incarnation, self._settings))
+        return self._ahead.start()
 
     def before_boundary(self, now: float) -> list[Effect]:
         """The next boundary is taken now, all received messages are handled: what is open ends solo."""
+        self._is_turning = True
         return [] if self._exchange is None else self._settle(self._exchange.force_close(now))
 
     def boundary(self, taken: BoundaryTaken, view: View, now: float) -> list[Effect]:
@@ -133,8 +158,10 @@ class ExchangeDesk:
         lost = agreed is not None and view(agreed.seat) != agreed.peer
         partner = None if lost else agreed
         early = None if partner is None else self._memory.take_early(step, partner.peer)
+        ahead, dropped = self._take_ahead(partner)
         self._memory.reach(step)
         self._agreement.end_phase(step)
+        self._is_turning = False
         self._exchange, effects = Exchange.start(
             step,
             self._me,
@@ -145,8 +172,9 @@ class ExchangeDesk:
             self._settings,
             now,
             Reason.PARTNER_LOST if lost else Reason.NO_PARTNER,
+            ahead,
         )
-        return self._settle(effects)
+        return dropped + self._settle(effects)
 
     def correction_added(self, outer_step: int) -> None:
         if self.correction_due == outer_step:
@@ -160,7 +188,7 @@ class ExchangeDesk:
 
     def stop(self, now: float) -> list[Effect]:
         """The seat is given up: nothing stays open, the partner is told."""
-        return self.before_boundary(now)
+        return self._drop_ahead() + self.before_boundary(now)
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -170,8 +198,11 @@ class ExchangeDesk:
                 return self._message(event, now)
             case ExchangeOpened():
                 return self._opened(event, now)
+            case SlowWeightsFrozen():
+                return self._frozen(event)
             case TensorReceived() | TensorDamaged() | TensorVerified() | TensorRefused():
-                return self._to_exchange(event, event.outer_step, now)
+                ahead = self._to_ahead(event, event.outer_step)
+                return ahead + self._to_exchange(event, event.outer_step, now)
             case CorrectionAdded():
                 self.correction_added(event.outer_step)
                 return []
@@ -183,20 +214,54 @@ class ExchangeDesk:
     def _message(self, event: ExchangeMessageReceived, now: float) -> list[Effect]:
         """The partner's messages on the open exchange act; all others are answered from memory."""
         late = [] if self._exchange is None else self._settle(self._exchange.expire(now))
-        exchange = self._exchange
-        if exchange is None or exchange.outer_step != event.message.outer_step or exchange.peer != event.peer:
-            return late + self._memory.answer(event, now)
+        exchange, step = self._exchange, event.message.outer_step
+        if exchange is None or exchange.outer_step != step or exchange.peer != event.peer:
+            return late + self._memory.answer(event, now) + self._to_ahead(event, step, event.peer)
         return late + self._settle(exchange.handle(event, now))
 
     def _opened(self, event: ExchangeOpened, now: float) -> list[Effect]:
+        ahead = self._to_ahead(event, event.outer_step, event.peer)
         is_partner = self._exchange is not None and self._exchange.peer == event.peer
-        return self._to_exchange(event, event.outer_step, now) if is_partner else []
+        return ahead + (self._to_exchange(event, event.outer_step, now) if is_partner else [])
 
     def _to_exchange(self, event: Event, outer_step: int, now: float) -> list[Effect]:
         exchange = self._exchange
         if exchange is None or exchange.outer_step != outer_step:
             return []
         return self._settle(exchange.handle(event, now))
+
+    # --- what is sent ahead -----------------------------------------------------------------------
+
+    def _frozen(self, event: SlowWeightsFrozen) -> list[Effect]:
+        """The stream is wanted now; a BEGIN that came before is heard."""
+        effects = self._to_ahead(event, event.outer_step)
+        early = None if self._ahead is None else self._memory.early(event.outer_step, self._ahead.partner.peer)
+        return effects if self._ahead is None or early is None else effects + self._ahead_handles(self._ahead, early)
+
+    def _to_ahead(self, event: Event, outer_step: int, peer: PeerId | None = None) -> list[Effect]:
+        ahead = self._ahead
+        if ahead is None or ahead.outer_step != outer_step or peer not in (None, ahead.partner.peer):
+            return []
+        return self._ahead_handles(ahead, event)
+
+    def _ahead_handles(self, ahead: Prefetch, event: object) -> list[Effect]:
+        effects = ahead.handle(event)
+        return effects + self._drop_ahead() if ahead.is_over else effects
+
+    def _take_ahead(self, partner: Agreed | None) -> tuple[Prefetch | None, list[Effect]]:
+        """What the exchange goes on with; what was sent ahead to another partner is dropped."""
+        ahead = self._ahead
+        if ahead is None or ahead.partner != partner:
+            return None, self._drop_ahead()
+        self._ahead = None
+        return (ahead if ahead.is_frozen else None), []
+
+    def _drop_ahead(self) -> list[Effect]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return []
+        self._given_up = ahead.outer_step
+        return [DropPrefetch(ahead.outer_step, ahead.partner.peer)]
 
     def _settle(self, effects: list[Effect]) -> list[Effect]:
         """Once the exchange is closed, only its outcome is kept."""

@@ -7,6 +7,7 @@ before their boundary. Answers, never acts. Must not know: the exchange under wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from noloco_node.core import limits
@@ -14,7 +15,7 @@ from noloco_node.core.effects import Effect, SendExchange
 from noloco_node.core.events import ExchangeMessageReceived
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.exchange_table import ExchangeState, Role, Row, rules_of
-from noloco_node.core.types import Ask, Begin, ClosedStep, Commit, Have, Outcome, PeerId, Ready, Solo, Wait
+from noloco_node.core.types import Ask, Begin, ClosedStep, Commit, Have, Outcome, PeerId, Reached, Ready, Solo, Wait
 
 
 class ExchangeMemory:
@@ -38,8 +39,12 @@ class ExchangeMemory:
             del self._closed[next(iter(self._closed))]
 
     def has_early(self, outer_step: int, peer: PeerId) -> bool:
-        """The peer's BEGIN for a step not reached here yet has come: it waits."""
-        return (outer_step, peer) in self._early
+        """The peer has begun a step not reached here yet: it waits."""
+        begin = self._early.get((outer_step, peer))
+        return begin is not None and not begin.ahead
+
+    def early(self, outer_step: int, peer: PeerId) -> Begin | None:
+        return self._early.get((outer_step, peer))
 
     def take_early(self, outer_step: int, peer: PeerId) -> Begin | None:
         """The BEGIN that `peer` sent for `outer_step` before it was reached here."""
@@ -54,6 +59,8 @@ class ExchangeMemory:
     def _wait(self, event: ExchangeMessageReceived, now: float) -> list[Effect]:
         if isinstance(event.message, Begin):
             self._keep(event.peer, event.message)
+        elif isinstance(event.message, Reached) and (key := (event.message.outer_step, event.peer)) in self._early:
+            self._early[key] = replace(self._early[key], ahead=False)
         return [SendExchange(event.peer, Wait(event.message.outer_step))]
 
     def _keep(self, peer: PeerId, begin: Begin) -> None:
@@ -84,8 +91,10 @@ _VERDICT = "of the last 4 steps: COMMIT if it was paired with you, else SOLO; ol
 
 ROWS: Final[tuple[Row[ExchangeMemory], ...]] = (
     Row(_S.TRAINING, Begin, "BEGIN for a step not reached", "WAIT; the BEGIN is remembered", ExchangeMemory._wait),
+    Row(_S.TRAINING, Reached, "REACHED for a step not reached", "WAIT; that BEGIN now counts", ExchangeMemory._wait),
     Row(_S.TRAINING, Ask, "ASK for a step not reached", "WAIT", ExchangeMemory._wait),
     Row(_S.CLOSED, Begin, "BEGIN", _VERDICT, ExchangeMemory._verdict),
+    Row(_S.CLOSED, Reached, "REACHED", _VERDICT, ExchangeMemory._verdict),
     Row(_S.CLOSED, Ready, "READY", _VERDICT, ExchangeMemory._verdict),
     Row(_S.CLOSED, Ask, "ASK", _VERDICT, ExchangeMemory._verdict),
     Row(_S.CLOSED, Have, "HAVE", "the same: a decider need not wait for its deadline", ExchangeMemory._verdict),

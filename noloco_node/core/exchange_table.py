@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import Any, Generic, TypeVar
 
 from noloco_node.core.effects import Effect
@@ -21,9 +22,10 @@ Rule = Callable[[Owner, Any, float], list[Effect]]
 
 
 class ExchangeState(StrEnum):
-    """Where one outer step of a seat stands. Only TRAINING may last; the others end by their deadlines."""
+    """Where one outer step of a seat stands. TRAINING and AHEAD last to a boundary, others end by their deadlines."""
 
     TRAINING = "training"  # its boundary is not taken yet
+    AHEAD = "ahead"  # nor is it here, but slow weights travel to the partner agreed (mode prefetch)
     TRADING = "trading"  # x is frozen; tensors travel
     DOUBT = "doubt"  # follower only: READY is said, the decider's word is awaited
     CLOSED = "closed"  # paired or solo; never reopens
@@ -74,9 +76,9 @@ def subject_of(event: object) -> object:
 
 
 def markdown(rows: Iterable[Row[Any]]) -> str:
-    """The rows as a Markdown table, for ARCHITECTURE.md."""
+    """The rows as a Markdown table, for ARCHITECTURE.md; neighbours of which the same is said share a line."""
     lines = ["| state | event | then |", "|---|---|---|"]
-    for row in rows:
-        state = row.state.upper() + ("" if row.role is None else f", {row.role}")
-        lines.append(f"| {state} | {row.event} | {row.then} |")
+    for (name, role, then), alike in groupby(rows, lambda row: (row.state, row.role, row.then)):
+        state = name.upper() + ("" if role is None else f", {role}")
+        lines.append(f"| {state} | {' / '.join(row.event for row in alike)} | {then} |")
     return "\n".join(lines) + "\n"

@@ -382,7 +382,7 @@ class Machine:
             out += self._fall_behind(work)
             if self.work is None:
                 return out
-            out += [*self._pass_untrained(work), *self._begin_work(work)]
+            out += [*self._pass_untrained(work), *self._begin_work(work), *self._desk(work.desk.look_ahead(self.view))]
         blocked, trades = work.desk.blocks_training(self._now), work.desk.is_trading(self._now)
         out += work.flow.hand_back() if blocked else []
         if self.phase in (Phase.TRAINING, Phase.EXCHANGING):

@@ -6,6 +6,7 @@ bytes, the protocol's states.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
 from noloco_node.core.effects import DropCorrection, Effect, ReceiveTensor, VerifyTensor
@@ -31,8 +32,9 @@ class PartnerTensor:
         self._void_verdicts = 0
 
     @property
-    def is_announced(self) -> bool:
-        return self._begin is not None
+    def has_begun(self) -> bool:
+        """The partner has taken its boundary."""
+        return self._begin is not None and not self._begin.ahead
 
     @property
     def is_arriving(self) -> bool:
@@ -54,7 +56,17 @@ class PartnerTensor:
         self._void_verdicts += self._copy is Copy.CHECKING
         dropped = self.drop()
         self._begin, self._copy = begin, Copy.ARRIVING
-        return [*dropped, ReceiveTensor(self._outer_step, peer, begin.tensor_bytes, begin.tensor_id)]
+        return [*dropped, self._expected(begin, peer)]
+
+    def reached(self, peer: PeerId) -> list[Effect]:
+        """The partner has taken the boundary that its BEGIN ran ahead of: the rest of its tensor is due."""
+        if self._begin is None or not self._begin.ahead:
+            return []
+        self._begin = replace(self._begin, ahead=False)
+        return [self._expected(self._begin, peer)] if self.is_arriving else []
+
+    def _expected(self, begin: Begin, peer: PeerId) -> ReceiveTensor:
+        return ReceiveTensor(self._outer_step, peer, begin.tensor_bytes, begin.tensor_id, begin.ahead)
 
     def complete(self) -> list[Effect]:
         """All bytes are here (perhaps once more): check them, once."""

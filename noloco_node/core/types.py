@@ -53,9 +53,11 @@ class Clock(StrEnum):
 
 
 class Mode(StrEnum):
-    """Whether training waits for the exchange of an outer step, or runs on while x travels (DESIGN 5a)."""
+    """Whether training waits for the exchange of an outer step, or runs on while x travels (DESIGN 5a). In prefetch it
+    waits, but the slow weights have travelled before."""
 
     JOINT = "joint"
+    PREFETCH = "prefetch"
     OVERLAP = "overlap"
 
 
@@ -169,7 +171,10 @@ class ClosedStep:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """First message of either side. `held_*` names the part of the partner's tensor already here (resume)."""
+    """First message of either side on a stream. `held_*` names the part of the partner's tensor already here (resume).
+
+    `ahead` (mode prefetch): the sender has not reached the boundary, only its slow weights are on their way.
+    """
 
     outer_step: int
     sender: Seat
@@ -182,6 +187,14 @@ class Begin:
     weight: float = 1.0
     held_bytes: int = 0
     held_id: bytes = b""
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Mode prefetch: I have taken the boundary that my BEGIN ran ahead of; the rest of that tensor follows."""
+
+    outer_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,4 +234,4 @@ class Wait:
     outer_step: int
 
 
-ExchangeMessage = Begin | Have | Ready | Commit | Solo | Ask | Wait
+ExchangeMessage = Begin | Have | Ready | Commit | Solo | Ask | Wait | Reached

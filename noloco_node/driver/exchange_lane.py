@@ -19,6 +19,7 @@ class ExchangeLane:
     def __init__(self, driver: Host) -> None:
         self._driver = driver
         self._boundaries: dict[int, Boundary] = {}
+        self._freezing: set[int] = set()  # phi of these is being copied
         self.partner_tensors: dict[int, memoryview] = {}
         self.answers: dict[int, OfferAnswer] = {}
         self._generation = 0  # of states: what was begun in an earlier one is not heard any more
@@ -26,6 +27,8 @@ class ExchangeLane:
     def executors(self) -> dict[type, Callable[[Any], None]]:
         run = self._driver.as_task
         return {
+            do.FreezeSlowWeights: self._freeze_slow_weights,
+            do.DropPrefetch: self._drop_prefetch,
             do.TakeBoundary: run(self._take_boundary),
             do.SendOffer: run(self._send_offer),
             do.AnswerOffer: self._answer_offer,
@@ -43,6 +46,7 @@ class ExchangeLane:
         """Another seat, or its state loaded anew: the tensors of before are void. The trainer frees its own copies."""
         self._generation += 1
         self._boundaries.clear()
+        self._freezing.clear()
         self.partner_tensors.clear()
 
     async def _take_boundary(self, effect: do.TakeBoundary) -> None:
@@ -56,6 +60,28 @@ class ExchangeLane:
                 effect.outer_step, boundary.tensor_bytes, boundary.tensor_id, boundary.shape_hash, boundary.is_finite
             )
         )
+
+    def _freeze_slow_weights(self, effect: do.FreezeSlowWeights) -> None:
+        self._freezing.add(effect.outer_step)
+        self._driver.spawn(self._freeze(effect.outer_step))
+
+    async def _freeze(self, k: int) -> None:
+        generation = self._generation
+        frozen = await self._driver.device.freeze_slow_weights(k)
+        if generation != self._generation or k not in self._freezing:
+            return
+        self._freezing.discard(k)
+        self._boundaries.setdefault(k, frozen)
+        self._driver.feed(
+            ev.SlowWeightsFrozen(k, frozen.tensor_bytes, frozen.tensor_id, frozen.shape_hash, frozen.is_finite)
+        )
+
+    def _drop_prefetch(self, effect: do.DropPrefetch) -> None:
+        self._driver.peers.exchange.release(effect.peer, effect.outer_step)
+        self._freezing.discard(effect.outer_step)
+        self._boundaries.pop(effect.outer_step, None)
+        self.partner_tensors.pop(effect.outer_step, None)
+        self._driver.spawn(self._driver.device.release_exchange(effect.outer_step))
 
     async def _send_offer(self, effect: do.SendOffer) -> None:
         answer: OfferAnswer | None
@@ -80,7 +106,7 @@ class ExchangeLane:
             return
         self._driver.device.await_head(effect.outer_step, effect.tensor_id)
         hub, size = self._driver.peers.exchange, effect.tensor_bytes
-        hub.expect(effect.peer, effect.outer_step, size, effect.tensor_id, boundary.head_bytes)
+        hub.expect(effect.peer, effect.outer_step, size, effect.tensor_id, boundary.head_bytes, is_due=not effect.ahead)
 
     async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
         if outer_step not in self._boundaries:

@@ -13,7 +13,8 @@ from noloco_node.ports.tensors import MicroBatch, TensorBlob, TensorSource
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """x of the taken boundary is frozen. As it travels it is `tensor_bytes` long; the first `head_bytes` (0 for most
-    codecs) are a sketch, and what follows depends on the partner's sketch as well. `tensor_id` names this very x."""
+    codecs) are met before the rest is there: a sketch, on which what follows depends as well, or phi in mode prefetch.
+    `tensor_id` names this very x."""
 
     tensor_bytes: int
     tensor_id: bytes
@@ -94,6 +95,10 @@ class Trainer(Protocol):
     async def drop_graph(self, call: int) -> None: ...
     async def forget(self, call: int) -> None: ...
     async def inner_step(self, *, tokens: int, position: int) -> StepResult: ...
+    async def freeze_slow_weights(self, outer_step: int) -> Boundary:
+        """Mode prefetch: copy phi as the first part of the tensor of that outer step. Its boundary adds the rest."""
+        ...
+
     async def take_boundary(self, outer_step: int) -> Boundary: ...
     def source(self, outer_step: int) -> TensorSource:
         """x of that outer step, encoded."""
@@ -104,8 +109,9 @@ class Trainer(Protocol):
         ...
 
     async def meet(self, outer_step: int, tensor_id: bytes, head: memoryview) -> None:
-        """The head of that tensor is here: what follows our own can be encoded. Nothing is done when another is awaited
-        by now, or the step was released. Raises RemoteProtocolError for a head that no partner sends."""
+        """The head of that tensor is here: what follows our own can be encoded, or phi^ compared. Nothing is done when
+        another is awaited by now, or the step was released. Raises RemoteProtocolError for a head that no partner
+        sends."""
         ...
 
     async def verify(self, outer_step: int, tensor: memoryview) -> Verdict:

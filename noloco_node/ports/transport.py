@@ -119,8 +119,18 @@ class ExchangeHub(Protocol):
         ...
 
     def expect(
-        self, peer: PeerId, outer_step: int, tensor_bytes: int, tensor_id: bytes, head_bytes: int = 0
-    ) -> None: ...
+        self,
+        peer: PeerId,
+        outer_step: int,
+        tensor_bytes: int,
+        tensor_id: bytes,
+        head_bytes: int = 0,
+        *,
+        is_due: bool = True,
+    ) -> None:
+        """Make room for the partner's tensor, or keep what came of it. Not due: a pause in it means nothing."""
+        ...
+
     def stream(self, peer: PeerId, outer_step: int, source: TensorSource, offset: int) -> None: ...
     def release(self, peer: PeerId, outer_step: int) -> None:
         """Forget buffers and stop reopening; the stream, if any, stays up for late questions until idle."""

@@ -13,7 +13,7 @@ OUTCOMES = tuple(str(outcome) for outcome in Outcome)
 OFFER_ANSWERS = (*(str(answer) for answer in OfferAnswer), "lost")
 BOOTSTRAP_STATES = ("alone", "waiting", "joined")
 SOURCES = ("seed", "checkpoint", "kept", "peer")
-SERVICES = ("node", "exchange", "pipeline", "state", "dht")
+SERVICES = ("node", "exchange", "prefetch", "pipeline", "state", "dht")
 DIRECTIONS = ("sent", "received")
 REFUSALS = (
     *("banned", "denied", "not_allowed", "no_lease", "joining", "leaving", "outranked", "expired", "forged"),

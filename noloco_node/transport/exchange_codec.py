@@ -7,12 +7,19 @@ from math import isfinite
 from typing import Any
 
 from noloco_node.core import limits
-from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, Ready, Seat, Solo, Wait
+from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, Reached, Ready, Seat, Solo, Wait
 from noloco_node.errors import RemoteProtocolError
 from noloco_node.wire import exchange_pb2, record_pb2
 
 WORD_CHARS_MAX = 128  # codec and shape hash
-STEP_ONLY: dict[str, type[Any]] = {"have": Have, "ready": Ready, "commit": Commit, "ask": Ask, "wait": Wait}
+STEP_ONLY: dict[str, type[Any]] = {
+    "have": Have,
+    "ready": Ready,
+    "commit": Commit,
+    "ask": Ask,
+    "wait": Wait,
+    "reached": Reached,
+}
 FIELD_OF = {kind: field for field, kind in STEP_ONLY.items()}
 
 
@@ -54,6 +61,7 @@ def encode_begin(begin: Begin) -> exchange_pb2.Begin:
         weight=begin.weight,
         held_bytes=begin.held_bytes,
         held_id=begin.held_id,
+        ahead=begin.ahead,
     )
 
 
@@ -71,6 +79,7 @@ def decode_begin(body: exchange_pb2.Begin) -> Begin:
         weight=body.weight,
         held_bytes=body.held_bytes,
         held_id=body.held_id,
+        ahead=body.ahead,
     )
 
 

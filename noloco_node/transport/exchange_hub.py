@@ -84,9 +84,18 @@ class GrpcExchangeHub:
         if link := self._links.get((peer, message.outer_step)):
             link.send(message)
 
-    def expect(self, peer: PeerId, outer_step: int, tensor_bytes: int, tensor_id: bytes, head_bytes: int = 0) -> None:
+    def expect(
+        self,
+        peer: PeerId,
+        outer_step: int,
+        tensor_bytes: int,
+        tensor_id: bytes,
+        head_bytes: int = 0,
+        *,
+        is_due: bool = True,
+    ) -> None:
         if link := self._links.get((peer, outer_step)):
-            link.expect(tensor_bytes, tensor_id, head_bytes)
+            link.expect(tensor_bytes, tensor_id, head_bytes, is_due=is_due)
 
     def stream(self, peer: PeerId, outer_step: int, source: TensorSource, offset: int) -> None:
         if link := self._links.get((peer, outer_step)):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from noloco_node.core import limits
-from noloco_node.core.types import ExchangeMessage, PeerId
+from noloco_node.core.types import Begin, ExchangeMessage, PeerId, Reached
 from noloco_node.errors import PeerLost, RemoteProtocolError
 from noloco_node.ports import ExchangeHandler, Gatekeeper, TensorSource
 from noloco_node.transport.exchange_codec import decode_message, encode_message
@@ -56,6 +56,8 @@ class Link:
         self._tensor: Outgoing | None = None
         self._lead = Lead()
         self._head_bytes = 0  # of the partner's tensor, told as soon as they are here
+        self._is_due = False  # all of it
+        self._is_ahead = False  # our own boundary is not taken: what we send is counted as prefetched
         self._work = asyncio.Event()
         self._vacant = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
@@ -73,15 +75,20 @@ class Link:
 
     def send(self, message: ExchangeMessage) -> None:
         if self.stream is not None:
+            if isinstance(message, Begin | Reached):
+                self._is_ahead = isinstance(message, Begin) and message.ahead
             self._messages.append(message)
             self._work.set()
 
-    def expect(self, tensor_bytes: int, tensor_id: bytes, head_bytes: int) -> None:
-        """Make the inbox, or keep the one of the same tensor with what it holds."""
+    def expect(self, tensor_bytes: int, tensor_id: bytes, head_bytes: int, *, is_due: bool = True) -> None:
+        """Make the inbox, or keep the one of the same tensor with what it holds. Not due: some of it may come much
+        later, so that a pause says nothing."""
         inbox = self._inbox
         if inbox is None or (inbox.size_bytes, inbox.tensor_id) != (tensor_bytes, tensor_id):
             inbox = self._inbox = TensorInbox(tensor_bytes, tensor_id)
-        self._head_bytes = head_bytes
+        if is_due and not self._is_due:  # what came before, and the pause after it, tells no rate
+            self._lead = Lead(0.0 if self.stream is None else self.stream.round_trip_s)
+        self._head_bytes, self._is_due = head_bytes, is_due
         self._tell_head(inbox)
         self._heard_at = self._chunk_at = self._now()
         self._inbox_made.set()
@@ -94,6 +101,8 @@ class Link:
     def release(self) -> None:
         self.wanted = False
         self._drop_tensor()
+        if self._inbox is not None and not self._inbox.complete:
+            self.unsolicited_bytes += 1  # whatever of it still comes on this stream
         self._drop_inbox()
 
     @property
@@ -196,15 +205,18 @@ class Link:
         self._ports.handler.exchange_message(self.peer, message)
 
     async def _take_chunk(self, frame: ExchangeFrame, payload: memoryview) -> None:
-        self._ports.meter.received("exchange", len(payload))
+        ahead = self._inbox is not None and not self._is_due
+        self._ports.meter.received("prefetch" if ahead else "exchange", len(payload))
         if self._inbox is None and self.unsolicited_bytes == 0 and not self.released:
             await self._wait_for_inbox()
         if self._inbox is None:
             self._discard(len(payload))
             return
-        if self.unsolicited_bytes:
-            raise PeerLost("the tensor began before it was expected: once more from the start")
         self._chunk_at, inbox = self._now(), self._inbox
+        if self.unsolicited_bytes:
+            if frame.chunk.offset != inbox.held_bytes:
+                raise PeerLost("the tensor began before it was expected: once more from the start")
+            self.unsolicited_bytes = 0
         try:
             inbox.add(frame.chunk, payload)
         except RemoteProtocolError as fault:
@@ -263,7 +275,7 @@ class Link:
             frame = self._next_frame()
             if frame is not None:
                 await stream.write(frame[0])
-                self._ports.meter.sent("exchange", frame[1])
+                self._ports.meter.sent("prefetch" if self._is_ahead else "exchange", frame[1])
             elif not self._messages:
                 await self._wait_for_work()
 
@@ -272,7 +284,8 @@ class Link:
         tensor, inbox, now = self._tensor, self._inbox, self._now()
         if tensor is None:
             return None
-        partners_left = 0 if inbox is None else inbox.size_bytes - inbox.held_bytes
+        is_alone = inbox is None or not (self._is_due or self._is_ahead)  # the partner has not reached the boundary
+        partners_left = 0 if inbox is None or is_alone else inbox.size_bytes - inbox.held_bytes
         if self._lead.is_spent(tensor.left_bytes, partners_left) and now < self._sent_at + limits.LEAD_WAIT_S:
             return None
         frame = tensor.take()
@@ -297,7 +310,7 @@ class Link:
         while True:
             await asyncio.sleep(limits.STALL_S / 10)
             silent_s, chunkless_s = self._now() - self._heard_at, self._now() - self._chunk_at
-            owed = self._inbox is not None and not self._inbox.complete
+            owed = self._is_due and self._inbox is not None and not self._inbox.complete
             if owed and (silent_s > limits.STALL_S or chunkless_s > limits.CHUNK_DEADLINE_S):
                 raise PeerLost(f"nothing from {self.peer} for {silent_s:.0f} s")
             if not self.wanted and silent_s > limits.LINK_IDLE_S:

@@ -26,7 +26,7 @@ from noloco_node.wire import record_pb2 as noloco_dot_v1_dot_record__pb2
 from noloco_node.wire import transfer_pb2 as noloco_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noloco/v1/exchange.proto\x12\tnoloco.v1\x1a\x16noloco/v1/record.proto\x1a\x18noloco/v1/transfer.proto\"\xf8\x02\n\rExchangeFrame\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.noloco.v1.OpenH\x00\x12!\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x10.noloco.v1.BeginH\x00\x12\x1f\n\x04have\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.HaveH\x00\x12!\n\x05ready\x18\x04 \x01(\x0b\x32\x10.noloco.v1.ReadyH\x00\x12#\n\x06\x63ommit\x18\x05 \x01(\x0b\x32\x11.noloco.v1.CommitH\x00\x12\x1f\n\x04solo\x18\x06 \x01(\x0b\x32\x0f.noloco.v1.SoloH\x00\x12\x1d\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x0e.noloco.v1.AskH\x00\x12\x1f\n\x04wait\x18\x08 \x01(\x0b\x32\x0f.noloco.v1.WaitH\x00\x12!\n\x05\x63hunk\x18\t \x01(\x0b\x32\x10.noloco.v1.ChunkH\x00\x12\x1d\n\x03\x65nd\x18\n \x01(\x0b\x32\x0e.noloco.v1.EndH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"R\n\x04Open\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x11\n\tstream_id\x18\x03 \x01(\x04\x12\x16\n\x0elost_stream_id\x18\x04 \x01(\x04\"\xf5\x01\n\x05\x42\x65gin\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x1f\n\x06sender\x18\x02 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12!\n\x08receiver\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x12\n\nshape_hash\x18\x06 \x01(\t\x12\x14\n\x0ctensor_bytes\x18\x07 \x01(\x04\x12\x11\n\ttensor_id\x18\x08 \x01(\x0c\x12\x0e\n\x06weight\x18\t \x01(\x01\x12\x12\n\nheld_bytes\x18\n \x01(\x04\x12\x0f\n\x07held_id\x18\x0b \x01(\x0c\"\x1a\n\x04Have\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1b\n\x05Ready\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1c\n\x06\x43ommit\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"*\n\x04Solo\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x03\x41sk\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1a\n\x04Wait\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x32U\n\x0f\x45xchangeService\x12\x42\n\x08\x45xchange\x12\x18.noloco.v1.ExchangeFrame\x1a\x18.noloco.v1.ExchangeFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18noloco/v1/exchange.proto\x12\tnoloco.v1\x1a\x16noloco/v1/record.proto\x1a\x18noloco/v1/transfer.proto\"\x9f\x03\n\rExchangeFrame\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.noloco.v1.OpenH\x00\x12!\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x10.noloco.v1.BeginH\x00\x12\x1f\n\x04have\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.HaveH\x00\x12!\n\x05ready\x18\x04 \x01(\x0b\x32\x10.noloco.v1.ReadyH\x00\x12#\n\x06\x63ommit\x18\x05 \x01(\x0b\x32\x11.noloco.v1.CommitH\x00\x12\x1f\n\x04solo\x18\x06 \x01(\x0b\x32\x0f.noloco.v1.SoloH\x00\x12\x1d\n\x03\x61sk\x18\x07 \x01(\x0b\x32\x0e.noloco.v1.AskH\x00\x12\x1f\n\x04wait\x18\x08 \x01(\x0b\x32\x0f.noloco.v1.WaitH\x00\x12!\n\x05\x63hunk\x18\t \x01(\x0b\x32\x10.noloco.v1.ChunkH\x00\x12\x1d\n\x03\x65nd\x18\n \x01(\x0b\x32\x0e.noloco.v1.EndH\x00\x12%\n\x07reached\x18\x0b \x01(\x0b\x32\x12.noloco.v1.ReachedH\x00\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"R\n\x04Open\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nouter_step\x18\x02 \x01(\x04\x12\x11\n\tstream_id\x18\x03 \x01(\x04\x12\x16\n\x0elost_stream_id\x18\x04 \x01(\x04\"\x84\x02\n\x05\x42\x65gin\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x1f\n\x06sender\x18\x02 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12!\n\x08receiver\x18\x03 \x01(\x0b\x32\x0f.noloco.v1.Seat\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\r\n\x05\x63odec\x18\x05 \x01(\t\x12\x12\n\nshape_hash\x18\x06 \x01(\t\x12\x14\n\x0ctensor_bytes\x18\x07 \x01(\x04\x12\x11\n\ttensor_id\x18\x08 \x01(\x0c\x12\x0e\n\x06weight\x18\t \x01(\x01\x12\x12\n\nheld_bytes\x18\n \x01(\x04\x12\x0f\n\x07held_id\x18\x0b \x01(\x0c\x12\r\n\x05\x61head\x18\x0c \x01(\x08\"\x1d\n\x07Reached\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1a\n\x04Have\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1b\n\x05Ready\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1c\n\x06\x43ommit\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"*\n\x04Solo\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x03\x41sk\x12\x12\n\nouter_step\x18\x01 \x01(\x04\"\x1a\n\x04Wait\x12\x12\n\nouter_step\x18\x01 \x01(\x04\x32U\n\x0f\x45xchangeService\x12\x42\n\x08\x45xchange\x12\x18.noloco.v1.ExchangeFrame\x1a\x18.noloco.v1.ExchangeFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,23 +34,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'noloco.v1.exchange_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EXCHANGEFRAME']._serialized_start=90
-  _globals['_EXCHANGEFRAME']._serialized_end=466
-  _globals['_OPEN']._serialized_start=468
-  _globals['_OPEN']._serialized_end=550
-  _globals['_BEGIN']._serialized_start=553
-  _globals['_BEGIN']._serialized_end=798
-  _globals['_HAVE']._serialized_start=800
-  _globals['_HAVE']._serialized_end=826
-  _globals['_READY']._serialized_start=828
-  _globals['_READY']._serialized_end=855
-  _globals['_COMMIT']._serialized_start=857
-  _globals['_COMMIT']._serialized_end=885
-  _globals['_SOLO']._serialized_start=887
-  _globals['_SOLO']._serialized_end=929
-  _globals['_ASK']._serialized_start=931
-  _globals['_ASK']._serialized_end=956
-  _globals['_WAIT']._serialized_start=958
-  _globals['_WAIT']._serialized_end=984
-  _globals['_EXCHANGESERVICE']._serialized_start=986
-  _globals['_EXCHANGESERVICE']._serialized_end=1071
+  _globals['_EXCHANGEFRAME']._serialized_end=505
+  _globals['_OPEN']._serialized_start=507
+  _globals['_OPEN']._serialized_end=589
+  _globals['_BEGIN']._serialized_start=592
+  _globals['_BEGIN']._serialized_end=852
+  _globals['_REACHED']._serialized_start=854
+  _globals['_REACHED']._serialized_end=883
+  _globals['_HAVE']._serialized_start=885
+  _globals['_HAVE']._serialized_end=911
+  _globals['_READY']._serialized_start=913
+  _globals['_READY']._serialized_end=940
+  _globals['_COMMIT']._serialized_start=942
+  _globals['_COMMIT']._serialized_end=970
+  _globals['_SOLO']._serialized_start=972
+  _globals['_SOLO']._serialized_end=1014
+  _globals['_ASK']._serialized_start=1016
+  _globals['_ASK']._serialized_end=1041
+  _globals['_WAIT']._serialized_start=1043
+  _globals['_WAIT']._serialized_end=1069
+  _globals['_EXCHANGESERVICE']._serialized_start=1071
+  _globals['_EXCHANGESERVICE']._serialized_end=1156
 # @@protoc_insertion_point(module_scope)

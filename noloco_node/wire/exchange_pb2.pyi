@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Opti
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ExchangeFrame(_message.Message):
-    __slots__ = ("open", "begin", "have", "ready", "commit", "solo", "ask", "wait", "chunk", "end", "payload")
+    __slots__ = ("open", "begin", "have", "ready", "commit", "solo", "ask", "wait", "chunk", "end", "reached", "payload")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     HAVE_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class ExchangeFrame(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     open: Open
     begin: Begin
@@ -29,8 +30,9 @@ class ExchangeFrame(_message.Message):
     wait: Wait
     chunk: _transfer_pb2.Chunk
     end: _transfer_pb2.End
+    reached: Reached
     payload: bytes
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., solo: _Optional[_Union[Solo, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ..., end: _Optional[_Union[_transfer_pb2.End, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., solo: _Optional[_Union[Solo, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., chunk: _Optional[_Union[_transfer_pb2.Chunk, _Mapping]] = ..., end: _Optional[_Union[_transfer_pb2.End, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("run", "outer_step", "stream_id", "lost_stream_id")
@@ -45,7 +47,7 @@ class Open(_message.Message):
     def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., stream_id: _Optional[int] = ..., lost_stream_id: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("outer_step", "sender", "receiver", "incarnation", "codec", "shape_hash", "tensor_bytes", "tensor_id", "weight", "held_bytes", "held_id")
+    __slots__ = ("outer_step", "sender", "receiver", "incarnation", "codec", "shape_hash", "tensor_bytes", "tensor_id", "weight", "held_bytes", "held_id", "ahead")
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +59,7 @@ class Begin(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_ID_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     outer_step: int
     sender: _record_pb2.Seat
     receiver: _record_pb2.Seat
@@ -68,7 +71,14 @@ class Begin(_message.Message):
     weight: float
     held_bytes: int
     held_id: bytes
-    def __init__(self, outer_step: _Optional[int] = ..., sender: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., receiver: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., incarnation: _Optional[int] = ..., codec: _Optional[str] = ..., shape_hash: _Optional[str] = ..., tensor_bytes: _Optional[int] = ..., tensor_id: _Optional[bytes] = ..., weight: _Optional[float] = ..., held_bytes: _Optional[int] = ..., held_id: _Optional[bytes] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, outer_step: _Optional[int] = ..., sender: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., receiver: _Optional[_Union[_record_pb2.Seat, _Mapping]] = ..., incarnation: _Optional[int] = ..., codec: _Optional[str] = ..., shape_hash: _Optional[str] = ..., tensor_bytes: _Optional[int] = ..., tensor_id: _Optional[bytes] = ..., weight: _Optional[float] = ..., held_bytes: _Optional[int] = ..., held_id: _Optional[bytes] = ..., ahead: bool = ...) -> None: ...
+
+class Reached(_message.Message):
+    __slots__ = ("outer_step",)
+    OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    outer_step: int
+    def __init__(self, outer_step: _Optional[int] = ...) -> None: ...
 
 class Have(_message.Message):
     __slots__ = ("outer_step",)

@@ -12,7 +12,7 @@ from noloco_node.config.presets import PRESETS, preset
 from noloco_node.config.run_spec import RunSpec
 from noloco_node.config.spec_file import dump, load_run_spec, parse_run_spec
 from noloco_node.core import limits
-from noloco_node.core.types import Admit, Clock
+from noloco_node.core.types import Admit, Clock, Mode
 from noloco_node.errors import BadSpec, VersionMismatch
 
 TINY = dump(preset("tiny"))
@@ -93,6 +93,13 @@ def test_settings_carry_every_agreed_value() -> None:
     assert (training.run, training.model["hidden_size"], training.sequence_length) == (spec.run_id, 32, 32)
 
 
+@pytest.mark.parametrize("mode", ["joint", "prefetch"])
+def test_where_training_waits_either_clock_and_ordered_admission_will_do(mode: str) -> None:
+    spec = parse(changed("outer", "mode", f'"{mode}"', changed("pipeline", "admit", '"ordered"')))
+    assert (spec.core_settings().mode, spec.core_settings().clock) == (Mode(mode), Clock.STEPS)
+    assert spec.training_settings().prefetch is (mode == "prefetch")
+
+
 @pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2), ("int8", 1 + 1 / 256)])
 def test_bytes_of_a_hop_follow_from_the_spec(dtype: str, item_bytes: int) -> None:
     spec = parse(changed("pipeline", "wire_dtype", f'"{dtype}"'))
@@ -120,6 +127,7 @@ BAD = [
     (changed("outer", "group_size", "4"), "group_size 4: .*only 2 is accepted"),
     (changed("outer", "mode", '"rotation"'), r"\[outer\] mode = 'rotation'"),
     (changed("outer", "mode", '"overlap"'), 'mode "overlap" needs clock "time"'),
+    (changed("outer", "mode", '"prefetch"', changed("outer", "codec", '"lattice4"')), 'codec "lattice4" tells differ'),
     (changed("outer", "mode", '"stream"'), 'fragments 1: mode "stream" has at least 2'),
     (changed("outer", "total_outer_steps", "1000", streaming(250)), "fragments 250: this model's stages have room for"),
     (streaming(5), "total_outer_steps 3 is below fragments 5"),

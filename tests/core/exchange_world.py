@@ -408,7 +408,7 @@ class World:
         if exchange is not None and exchange.outer_step == k:
             if exchange.state is ExchangeState.TRADING:
                 assert self.now <= exchange.deadline + 1e-9
-            if not exchange._theirs.is_announced:
+            if not exchange._theirs.has_begun:
                 assert exchange.deadline == step.begun_s + GRACE_S
         elif k < side.step - 1 or side.desk.state is ExchangeState.CLOSED:
             assert step.outcome is not None, "no state outlives its deadline"

@@ -363,8 +363,8 @@ def test_the_printed_table_has_every_row_and_all_states() -> None:
     lines = table_markdown().splitlines()
     assert lines[:2] == ["| state | event | then |", "|---|---|---|"]
     states = [line.split("|")[1].split(",")[0].strip() for line in lines[2:]]
-    assert states == sorted(states, key=["TRAINING", "TRADING", "DOUBT", "CLOSED"].index)
-    assert set(states) == {"TRAINING", "TRADING", "DOUBT", "CLOSED"}
+    assert states == sorted(states, key=["TRAINING", "AHEAD", "TRADING", "DOUBT", "CLOSED"].index)
+    assert set(states) == {"TRAINING", "AHEAD", "TRADING", "DOUBT", "CLOSED"}
     assert markdown([Row(ExchangeState.DOUBT, Have, "a", "b", lambda *_: [])]).endswith("| DOUBT | a | b |\n")
 
 

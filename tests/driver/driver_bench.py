@@ -130,6 +130,9 @@ class BenchTrainer:
     async def inner_step(self, *, tokens: int, position: int) -> StepResult:
         return self._do("inner_step", tokens, position, default=StepResult(1.0, 0.1, True))
 
+    async def freeze_slow_weights(self, outer_step: int) -> Boundary:
+        return self._do("freeze_slow_weights", outer_step, default=Boundary(16, b"id", "shape"))
+
     async def take_boundary(self, outer_step: int) -> Boundary:
         return self._do("take_boundary", outer_step, default=Boundary(16, b"id", "shape", self.head_bytes))
 

@@ -53,6 +53,33 @@ async def test_boundary_is_taken_then_streamed_from_the_offset_wanted(bench: Ben
     assert told(bench, "stream") == [("stream", PEER, K, f"source of {K}", 4)]
 
 
+async def test_slow_weights_are_streamed_ahead_and_go_on_after_the_boundary(bench: Bench) -> None:
+    await bench.tell(do.FreezeSlowWeights(K))
+    assert bench.machine.of(ev.SlowWeightsFrozen) == [ev.SlowWeightsFrozen(K, 16, b"id", "shape")]
+    await bench.tell(do.ReceiveTensor(K, PEER, 16, b"theirs", ahead=True), do.StreamTensor(K, PEER, 4))
+    assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs", 0, False)]
+    assert told(bench, "stream") == [("stream", PEER, K, f"source of {K}", 4)]
+    await bench.tell(do.TakeBoundary(K), do.ReceiveTensor(K, PEER, 16, b"theirs"))
+    assert told(bench, "expect")[1] == ("expect", PEER, K, 16, b"theirs", 0, True)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+async def test_what_was_sent_ahead_to_a_lost_partner_is_freed_also_while_it_is_being_copied(
+    bench: Bench, is_frozen: bool
+) -> None:
+    if is_frozen:
+        await bench.tell(do.FreezeSlowWeights(K))
+        bench.driver.tensor_received(PEER, K, memoryview(b"x" * 16))
+        await bench.tell(do.DropPrefetch(K, PEER))
+    else:
+        await bench.tell(do.FreezeSlowWeights(K), do.DropPrefetch(K, PEER))
+        assert bench.machine.of(ev.SlowWeightsFrozen) == []
+    lane = bench.driver.exchanges
+    assert (lane._boundaries, lane._freezing, lane.partner_tensors) == ({}, set(), {})
+    assert told(bench, "release") == [("release", PEER, K)]
+    assert bench.trainer.done("release_exchange") == [("release_exchange", K)]
+
+
 async def test_messages_of_the_partner_reach_the_machine_and_its_own_the_link(bench: Bench) -> None:
     bench.driver.exchange_opened(PEER, K, 8, b"part")
     bench.driver.exchange_message(PEER, Have(K))
@@ -70,7 +97,7 @@ async def test_head_of_the_partners_tensor_is_awaited_and_met(bench: Bench) -> N
     bench.trainer.head_bytes = 4
     await bench.tell(do.TakeBoundary(K))
     await bench.tell(do.ReceiveTensor(K, PEER, 16, b"theirs"))
-    assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs", 4)]
+    assert told(bench, "expect") == [("expect", PEER, K, 16, b"theirs", 4, True)]
     assert bench.trainer.done("await_head") == [("await_head", K, b"theirs")]
     bench.driver.tensor_head(PEER, K, b"theirs", memoryview(b"head"))
     bench.driver.tensor_head(PEER, K + 1, b"theirs", memoryview(b"of a step that is not open"))

@@ -8,7 +8,7 @@ import pytest
 from loopback_swarm import Held, Node, Swarm, until
 
 from noloco_node.core import limits
-from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, PeerId, Ready, Seat, Solo, Wait
+from noloco_node.core.types import Ask, Begin, Commit, ExchangeMessage, Have, PeerId, Reached, Ready, Seat, Solo, Wait
 from noloco_node.transport.framing import digest_of
 
 K = 7
@@ -96,7 +96,16 @@ async def test_late_opener_is_told_that_the_link_is_up(alice: Node, bob: Node) -
 
 
 async def test_every_message_arrives_as_it_was_sent(alice: Node, bob: Node) -> None:
-    sent: list[ExchangeMessage] = [begin(ALICES), Have(K), Ready(K), Commit(K), Solo(K, "late"), Ask(K), Wait(K)]
+    sent: list[ExchangeMessage] = [
+        begin(ALICES),
+        Have(K),
+        Ready(K),
+        Commit(K),
+        Solo(K, "late"),
+        Ask(K),
+        Wait(K),
+        Reached(K),
+    ]
     alice.network.exchange.open(bob.peer, K, decider=True)
     await until(lambda: alice.driver.opened)
     for message in sent:
