@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core import limits
-from noloco_node.core.types import Begin, OfferAnswer, Outcome, PeerId, Phase, Ready, SeatRecord
+from noloco_node.core.types import Begin, Mode, OfferAnswer, Outcome, PeerId, Phase, Reached, Ready, SeatRecord
 from noloco_node.sim.exchange_link import Link
 from noloco_node.sim.ledger import OuterStep, Traffic
-from noloco_node.sim.replica import SHAPE_HASH, TENSOR_BYTES
+from noloco_node.sim.replica import SHAPE_HASH, SLOW_BYTES, TENSOR_BYTES
 
 if TYPE_CHECKING:
     from noloco_node.sim.virtual_node import VirtualNode
 
 BOUNDARY_S = 0.05
+FREEZE_S = 0.02
 VERIFY_S = 0.05
 ADD_S = 0.02
 LINKS_STEPS = limits.EXCHANGE_MEMORY_STEPS + 2  # links of older outer steps are closed
@@ -32,9 +33,12 @@ class ExchangeLane:
         self._answers: dict[int, OfferAnswer] = {}
         self._tickets = 0
         self._generation = 0
+        self._begun: set[int] = set()  # steps whose partner has taken a boundary that is not taken here
 
     def executors(self) -> dict[type, Callable[[Any], None]]:
         return {
+            do.FreezeSlowWeights: self._freeze_slow_weights,
+            do.DropPrefetch: self._drop_prefetch,
             do.TakeBoundary: self._take_boundary,
             do.SendOffer: self._send_offer,
             do.AnswerOffer: self._answer_offer,
@@ -53,6 +57,7 @@ class ExchangeLane:
     def forget_all(self) -> None:
         """A state is loaded anew: tensors and corrections of before are void."""
         self._generation += 1
+        self._begun.clear()
 
     def process_ended(self) -> None:
         self.forget_all()
@@ -95,15 +100,49 @@ class ExchangeLane:
         before = node.ledger.steps[-1] if node.ledger.steps else None
         if before is not None and before.closed_s == node.clock.now:
             before.is_closed_late = True
-        digest = f"{node.peer}/{tenure.number}/{k}".encode().ljust(limits.DIGEST_BYTES, b".")
+        name = self._digest(k)
 
         def end() -> ev.Event:
-            node.swarm.tensors[digest] = replica.take_boundary(k, digest)
-            step = OuterStep(k, replica.seat, tenure.incarnation, tenure.number, node.life, node.clock.now, digest)
+            taken = replica.take_boundary(k, name)
+            node.swarm.tensors[taken.digest] = taken.sent
+            step = OuterStep(
+                k, replica.seat, tenure.incarnation, tenure.number, node.life, node.clock.now, taken.digest
+            )
+            step.begin_heard_s = node.clock.now if k in self._begun else None
+            self._begun.discard(k)
             node.ledger.steps.append(step)
-            return ev.BoundaryTaken(k, TENSOR_BYTES, digest, SHAPE_HASH)
+            for link in [link for (number, _), link in self.links.items() if number == k]:
+                link.go_on(node, taken.digest)
+            return ev.BoundaryTaken(k, TENSOR_BYTES, taken.digest, SHAPE_HASH)
 
         node.micro_batches.device.run("boundary", BOUNDARY_S, end, changes=True)
+
+    def _digest(self, k: int, word: str = "") -> bytes:
+        tenure = self._node.ledger.tenure
+        assert tenure is not None
+        return f"{self._node.peer}/{tenure.number}/{k}{word}".encode().ljust(limits.DIGEST_BYTES, b".")
+
+    # --- ahead of it ------------------------------------------------------------------------------
+
+    def _freeze_slow_weights(self, effect: do.FreezeSlowWeights) -> None:
+        node, k, generation = self._node, effect.outer_step, self._generation
+        digest = self._digest(k, "+")
+        assert node.replica is not None
+        node.replica.freeze_slow_weights(k, digest)
+
+        def frozen() -> None:
+            if generation == self._generation:
+                node.feed(ev.SlowWeightsFrozen(k, TENSOR_BYTES, digest, SHAPE_HASH))
+
+        node.after(FREEZE_S, frozen)
+
+    def _drop_prefetch(self, effect: do.DropPrefetch) -> None:
+        node, k = self._node, effect.outer_step
+        self._begun.discard(k)
+        if (k, effect.peer) in self.links:
+            self.links[k, effect.peer].release(node)
+        if node.replica is not None:
+            node.replica.release(k)
 
     # --- offers -----------------------------------------------------------------------------------
 
@@ -165,10 +204,14 @@ class ExchangeLane:
     # --- the trade --------------------------------------------------------------------------------
 
     def _open(self, effect: do.OpenExchange) -> None:
-        step = self._node.ledger.step(effect.outer_step)
-        assert step is not None
-        step.peer = effect.peer
+        self._trades_with(effect.outer_step, effect.peer)
         self._link(effect.outer_step, effect.peer).want(self._node)
+
+    def _trades_with(self, k: int, peer: PeerId) -> None:
+        """Known once the boundary is taken."""
+        tenure, step = self._node.ledger.tenure, self._node.ledger.step(k)
+        if step is not None and tenure is not None and step.tenure == tenure.number and step.outcome is None:
+            step.peer = peer
 
     def opened(self, outer_step: int, peer: PeerId, held_bytes: int, held_id: bytes) -> None:
         self._node.feed(ev.ExchangeOpened(outer_step, peer, held_bytes, held_id))
@@ -177,6 +220,8 @@ class ExchangeLane:
         node, message = self._node, effect.message
         link = self.links.get((message.outer_step, effect.peer))
         step = node.ledger.step(message.outer_step)
+        if isinstance(message, Begin | Reached):
+            self._trades_with(message.outer_step, effect.peer)
         if isinstance(message, Ready) and step is not None and step.ready_s is None:
             step.ready_s = node.clock.now
         if link is not None:
@@ -185,22 +230,30 @@ class ExchangeLane:
 
     def hear(self, peer: PeerId, message: do.ExchangeMessage) -> None:
         step = self._node.ledger.step(message.outer_step)
-        if isinstance(message, Begin) and step is not None and step.peer == peer and step.begin_heard_s is None:
+        begins = isinstance(message, Reached) or (isinstance(message, Begin) and not message.ahead)
+        if begins and step is not None and step.peer == peer and step.begin_heard_s is None:
             step.begin_heard_s = self._node.clock.now
         self._node.feed(ev.ExchangeMessageReceived(peer, message))
 
     def _receive(self, effect: do.ReceiveTensor) -> None:
         step = self._node.ledger.step(effect.outer_step)
-        if step is not None and step.begin_heard_s is None:
+        self._begun.discard(effect.outer_step)
+        if not effect.ahead:
+            self._begun.add(effect.outer_step)
+        if step is not None and step.begin_heard_s is None and not effect.ahead:
             step.begin_heard_s = self._node.clock.now  # a BEGIN that came before the boundary
         link = self.links.get((effect.outer_step, effect.peer))
         if link is not None:
             link.expect(self._node, effect.tensor_id, effect.tensor_bytes)
 
     def _stream(self, effect: do.StreamTensor) -> None:
-        step, link = self._node.ledger.step(effect.outer_step), self.links.get((effect.outer_step, effect.peer))
-        if link is not None and step is not None:
-            link.stream_tensor(self._node, step.digest, TENSOR_BYTES, effect.offset)
+        node, k = self._node, effect.outer_step
+        step, link = node.ledger.step(k), self.links.get((k, effect.peer))
+        ahead = None if node.replica is None else node.replica.ahead.get(k)
+        if link is not None and ahead is not None:
+            link.stream_tensor(node, ahead[1], TENSOR_BYTES, effect.offset, SLOW_BYTES)
+        elif link is not None and step is not None:
+            link.stream_tensor(node, step.digest, TENSOR_BYTES, effect.offset, TENSOR_BYTES)
 
     def tensor_arrived(self, link: Link, digest: bytes) -> None:
         k = link.outer_step
@@ -220,7 +273,8 @@ class ExchangeLane:
         def verified() -> None:
             if generation != self._generation:
                 return
-            kept = replica.compute_correction(k, node.swarm.tensors[theirs], theirs)
+            apart = node.swarm.settings.mode is Mode.PREFETCH
+            kept = replica.compute_correction(k, node.swarm.tensors[theirs], theirs, apart=apart)
             refused = not kept or node.weather.refuses()
             node.feed(ev.TensorRefused(k, "norm") if refused else ev.TensorVerified(k))
 
@@ -253,7 +307,7 @@ class ExchangeLane:
         assert step is not None, f"outer step {effect.outer_step} was never begun"
         step.closings += 1
         step.closed_s, step.outcome, step.reason = node.clock.now, effect.outcome, effect.reason
-        step.partner = effect.partner
+        step.partner, step.peer = effect.partner, effect.peer or step.peer
         step.is_closed_late = node.machine is not None and node.machine.phase is Phase.DRAINING
         if effect.peer is not None and (effect.outer_step, effect.peer) in self.links:
             self.links[effect.outer_step, effect.peer].release(node)

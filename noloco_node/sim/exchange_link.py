@@ -31,12 +31,13 @@ class Inbox:
 
 @dataclass(slots=True)
 class Transfer:
-    """Our tensor on the live stream."""
+    """Our tensor on the live stream. `until_bytes`: what of it can be sent yet."""
 
     digest: bytes
     size_bytes: int
     offset: int
     began_s: float
+    until_bytes: int
 
 
 @dataclass(slots=True)
@@ -160,7 +161,7 @@ class Link:
         if sent is None or inbox is None or inbox.digest != sent.digest:
             return
         share = max(0.0, now - sent.began_s - sender.node.weather.rates.delay_s) / TENSOR_S
-        inbox.held_bytes = min(sent.size_bytes, max(inbox.held_bytes, sent.offset + int(share * sent.size_bytes)))
+        inbox.held_bytes = max(inbox.held_bytes, min(sent.until_bytes, sent.offset + int(share * sent.size_bytes)))
 
     # --- on the stream ----------------------------------------------------------------------------
 
@@ -191,23 +192,39 @@ class Link:
         if end.inbox is None or end.inbox.digest != digest:
             end.inbox = Inbox(digest, size_bytes)
 
-    def stream_tensor(self, node: VirtualNode, digest: bytes, size_bytes: int, offset: int) -> None:
+    def stream_tensor(self, node: VirtualNode, digest: bytes, size_bytes: int, offset: int, until_bytes: int) -> None:
+        """From `offset` to `until_bytes`; the rest when `go_on` is called."""
         if not self.stream:
             return
-        near, far = self.near(node), self.far(node)
-        near.transfer = sent = Transfer(digest, size_bytes, offset, node.clock.now)
+        until_bytes = max(offset, until_bytes)
+        sent = self.near(node).transfer = Transfer(digest, size_bytes, offset, node.clock.now, until_bytes)
         left = 1.0 - offset / size_bytes
-        node.counts(Traffic.TENSOR, int(left * size_bytes))
+        node.counts(Traffic.TENSOR, int(left * size_bytes) - (size_bytes - until_bytes))
+        if until_bytes == size_bytes:
+            self._ends(node, sent, left * TENSOR_S)
+
+    def go_on(self, node: VirtualNode, digest: bytes) -> None:
+        """All of the tensor can be sent now, what is missing of its first part before the rest."""
+        sent, now = self.near(node).transfer, node.clock.now
+        if sent is None or sent.digest != digest or sent.until_bytes == sent.size_bytes:
+            return
+        node.counts(Traffic.TENSOR, sent.size_bytes - sent.until_bytes, messages=0)
+        sent.began_s = max(sent.began_s, now - (sent.until_bytes - sent.offset) / sent.size_bytes * TENSOR_S)
+        sent.until_bytes = sent.size_bytes
+        self._ends(node, sent, sent.began_s - now + (1.0 - sent.offset / sent.size_bytes) * TENSOR_S)
+
+    def _ends(self, node: VirtualNode, sent: Transfer, left_s: float) -> None:
+        near, far = self.near(node), self.far(node)
 
         def complete() -> None:
             inbox = far.inbox
-            fits = inbox is not None and inbox.digest == digest and not inbox.is_told and inbox.held_bytes >= offset
-            if near.transfer is sent and inbox is not None and fits:
+            fits = inbox is not None and inbox.digest == sent.digest and not inbox.is_told
+            if near.transfer is sent and inbox is not None and fits and inbox.held_bytes >= sent.offset:
                 near.transfer = None
-                inbox.held_bytes, inbox.is_told = size_bytes, True
-                far.node.exchanges.tensor_arrived(self, digest)
+                inbox.held_bytes, inbox.is_told = sent.size_bytes, True
+                far.node.exchanges.tensor_arrived(self, sent.digest)
 
-        self._arrive(node, complete, 1, extra_s=max(left * TENSOR_S, 1e-3))
+        self._arrive(node, complete, 1, extra_s=max(left_s, 1e-3))
 
     # --- for checkers -----------------------------------------------------------------------------
 

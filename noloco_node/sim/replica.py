@@ -16,6 +16,7 @@ from noloco_node.core.types import ClosedStep, Seat
 
 COEFFICIENTS = Coefficients(Fraction(1, 2), Fraction(3, 4), Fraction(3, 4), Fraction(1, 2))
 TENSOR_BYTES = 1 << 20
+SLOW_BYTES = TENSOR_BYTES // 2  # of them phi's, in mode prefetch
 SHAPE_HASH = "shape"
 
 
@@ -38,9 +39,18 @@ class Checkpoint:
     promised: tuple[tuple[int, int], ...] = ()  # (replica, data_next) of the stage's seats
 
 
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a partner hears of a boundary: x, in mode prefetch phi and Delta."""
+
+    x: Fraction
+    phi: Fraction
+    outer_gradient: Fraction
+
+
 @dataclass(slots=True)
 class OpenExchange:
-    x: Fraction
+    sent: Frozen
     digest: bytes
     c: Fraction | None = None
     digests: frozenset[bytes] = frozenset()
@@ -74,6 +84,7 @@ class Replica:
         self._weights = list(weights or fragments * (Weights(first, first, Fraction(0)),))
         self.graphs: set[int] = set()  # calls between forward and backward
         self.exchanges: dict[int, OpenExchange] = {}
+        self.ahead: dict[int, tuple[Fraction, bytes]] = {}  # phi frozen before the boundary, and its tensor's digest
 
     @property
     def weights(self) -> tuple[Weights, ...]:
@@ -82,23 +93,34 @@ class Replica:
     def inner_step(self, gradient: Fraction) -> None:
         self._weights = [Weights(w.theta + gradient, w.phi, w.delta) for w in self._weights]
 
-    def take_boundary(self, outer_step: int, digest: bytes) -> Fraction:
-        """Freeze x, step locally; returns x."""
+    def freeze_slow_weights(self, outer_step: int, digest: bytes) -> None:
+        """Mode prefetch: there is one fragment."""
+        self.ahead[outer_step] = self._weights[0].phi, digest
+
+    def take_boundary(self, outer_step: int, digest: bytes) -> OpenExchange:
+        """Freeze x, step locally. Where phi went ahead the tensor keeps that name."""
         fragment = outer_step % len(self._weights)
         w = self._weights[fragment]
+        sent_phi, digest = self.ahead.pop(outer_step, (w.phi, digest))
+        assert sent_phi == w.phi, f"phi changed after it was sent ahead of boundary {outer_step}"
         outer_gradient = w.theta - w.phi
         x = outer_update.exchanged(outer_gradient, w.phi, COEFFICIENTS)
         delta, phi = outer_update.local_step(w.delta, outer_gradient, w.phi, COEFFICIENTS)
         self._weights[fragment] = Weights(phi, phi, delta)
-        self.exchanges[outer_step] = OpenExchange(x, digest)
-        return x
+        mine = self.exchanges[outer_step] = OpenExchange(Frozen(x, sent_phi, outer_gradient), digest)
+        return mine
 
-    def compute_correction(self, outer_step: int, partners_x: Fraction, partners_digest: bytes) -> bool:
-        """False when nothing of that step is kept."""
+    def compute_correction(self, outer_step: int, theirs: Frozen, partners_digest: bytes, *, apart: bool) -> bool:
+        """False when nothing of that step is kept. `apart`: from phi and Delta, not from x."""
         mine = self.exchanges.get(outer_step)
         if mine is None:
             return False
-        mine.c = outer_update.correction(mine.x, partners_x, COEFFICIENTS)
+        c, own = COEFFICIENTS, mine.sent
+        mine.c = outer_update.correction(own.x, theirs.x, c)
+        if apart:
+            phi = outer_update.correction(own.phi, theirs.phi, c)
+            outer_gradient = outer_update.correction(own.outer_gradient, theirs.outer_gradient, c)
+            mine.c = outer_update.prefetched_correction(phi, outer_gradient, c)
         mine.digests = frozenset((mine.digest, partners_digest))
         return True
 
@@ -107,8 +129,9 @@ class Replica:
             self.exchanges[outer_step].c = None
 
     def release(self, outer_step: int) -> None:
-        """Forget x and c of that step."""
+        """Forget what was frozen for that step, and c."""
         self.exchanges.pop(outer_step, None)
+        self.ahead.pop(outer_step, None)
 
     def add_correction(self, outer_step: int) -> tuple[OpenExchange, Fraction]:
         """The exchange that is over, and by how much phi moved. KeyError when nothing of that step is kept."""

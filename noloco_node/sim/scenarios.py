@@ -122,6 +122,19 @@ _ALL = (
         mode=Mode.OVERLAP,
         fragments=3,
     ),
+    Scenario(
+        "prefetch",
+        "slow weights travel before the boundary; nodes die, some for good, links are cut, messages are lost",
+        faulty=Rates(delay_s=0.05, jitter_s=0.5, loss=0.03, double=0.05, damaged=0.03, refused=0.03, dht_delay_s=0.5),
+        mode=Mode.PREFETCH,
+        crashes=0.25,
+        losses=0.1,
+        stops=0.1,
+        cuts=1,
+        cut_s=(1.0, 30.0),
+        spares=0.15,
+        newcomers=0.1,
+    ),
 )
 _STORM: Final = next(scenario for scenario in _ALL if scenario.name == "storm")
 _UNDER_OVERLAP: Final = replace(
@@ -132,4 +145,13 @@ _UNDER_OVERLAP: Final = replace(
     fragments=3,
 )
 
-SCENARIOS: Final[dict[str, Scenario]] = {scenario.name: scenario for scenario in (*_ALL, _UNDER_OVERLAP)}
+_UNDER_PREFETCH: Final = replace(
+    _STORM,
+    name="prefetch_storm",
+    says="everything at once while slow weights travel before the boundary",
+    mode=Mode.PREFETCH,
+)
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    scenario.name: scenario for scenario in (*_ALL, _UNDER_OVERLAP, _UNDER_PREFETCH)
+}

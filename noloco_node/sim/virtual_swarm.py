@@ -9,7 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import chain
 from random import Random
 from struct import Struct
@@ -20,6 +19,7 @@ from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.types import PeerId, Settings
 from noloco_node.sim.link_book import LinkBook
+from noloco_node.sim.replica import Frozen
 from noloco_node.sim.seat_shelf import SeatShelf
 from noloco_node.sim.virtual_clock import VirtualClock
 from noloco_node.sim.virtual_node import Build, VirtualNode
@@ -52,7 +52,7 @@ class VirtualSwarm:
         self.clock = VirtualClock()
         self.weather = Weather(Random(f"{seed}/network"), rates)
         self.shelf, self.links = SeatShelf(), LinkBook()
-        self.tensors: dict[bytes, Fraction] = {}  # x by digest
+        self.tensors: dict[bytes, Frozen] = {}  # by digest
         self.nodes: list[VirtualNode] = []
         self.by_peer: dict[PeerId, VirtualNode] = {}
         self.checkers: list[Checker] = []

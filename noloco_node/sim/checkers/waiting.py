@@ -25,9 +25,8 @@ class Waiting(Checker):
         self._open: dict[int, OuterStep] = {}  # by node number
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
-        for effect in effects:
-            if isinstance(effect, do.OpenExchange):
-                self._watch(node, effect.outer_step)
+        if isinstance(event, ev.BoundaryTaken):
+            self._watch(node, event.outer_step)
         if node.number in self._open:
             yield from self._judge(node, self._open[node.number])
 
