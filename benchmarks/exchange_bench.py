@@ -10,7 +10,8 @@ each way (token bucket). Root is needed for that. Contenders:
   checkpoint, taken from the thread's own record; of the two nodes the slower one counts. In `joint` one micro-batch
   (HOLD_S) may run while the exchange is under way. Of `stream` the outer steps of one round are added up, so that all
   rows have moved all weights once. `goodput_share`: bytes of x per second and direction, both ways at once, from the
-  later boundary to the later arrival, of the link's rate. `parts_s`: where the slower node's exchange spent its time.
+  later boundary to the later arrival, of the link's rate (not told of `prefetch`: most bytes came before). `parts_s`:
+  where the slower node's exchange spent its time.
 - `authors`, `all-reduce`, `hivemind`: `rivals`, float32 like ours.
 - `link`: iperf3, what TCP needs at least for the bytes of x.
 
@@ -34,7 +35,7 @@ from model_sizes import FLOAT_BYTES, count_of
 from pair import Mode, Pace, run_pair
 from rival_runs import run_rivals
 
-from noloco_node.core.codec_sizes import encoded_bytes
+from noloco_node.core.codec_sizes import encoded_bytes, slow_codec
 
 MBPS, PARAMS, STEPS = (100, 1000), (16_000_000, 64_000_000), 5
 QUICK_MBPS, QUICK_PARAMS, QUICK_STEPS = (100,), (1_000_000,), 2
@@ -44,7 +45,12 @@ SAVING_S = 0.15e-6  # per parameter: so long a checkpoint is being written, besi
 TRAVEL_FACTOR, WORK_S = 1.2, 0.1e-6  # of the link's time for x; on top per parameter: room for a busy machine
 OWN_DEADLINE = 2.5  # in overlap an exchange has half an outer step
 FRAGMENTS = 4
-CODECS = {"joint": ("float32", "int8", "int4"), "overlap": ("float32",), "stream": ("float32", "int8", "lattice5")}
+CODECS = {
+    "joint": ("float32", "int8", "int4"),
+    "prefetch": ("float32", "int8", "int4"),
+    "overlap": ("float32",),
+    "stream": ("float32", "int8", "lattice5"),
+}
 LIMIT_FACTOR, LIMIT_SLACK_S = 4.0, 120.0
 
 
@@ -52,15 +58,19 @@ def modes(quick: bool) -> list[Mode]:
     """Every mode, with the codecs that tell something new of it."""
     if quick:
         return [Mode("joint"), Mode("stream", 2)]
-    fragments = {"joint": 1, "overlap": 1, "stream": FRAGMENTS}
-    return [Mode(name, fragments[name], codec) for name, codecs in CODECS.items() for codec in codecs]
+    fragments = {"stream": FRAGMENTS}
+    return [Mode(name, fragments.get(name, 1), codec) for name, codecs in CODECS.items() for codec in codecs]
 
 
 def pace_of(mode: Mode, parameters: int, link_rate: float) -> Pace:
-    """Time enough that a checkpoint is written before the next exchange, and the exchange over in its time."""
+    """Time enough that a checkpoint is written before the next exchange, and the exchange over in its time; in prefetch
+    that slow weights are across before the boundary."""
     part = parameters // mode.fragments
     phase_s = SAVING_S * part
-    if mode.name != "joint":
+    if mode.name == "prefetch":
+        slow_bytes = encoded_bytes(slow_codec(mode.codec), part)
+        phase_s += TRAVEL_FACTOR * slow_bytes / link_rate + WORK_S * part + 2 * HOLD_S
+    elif mode.name != "joint":
         exchange_s = TRAVEL_FACTOR * encoded_bytes(mode.codec, part) / link_rate + WORK_S * part + 2 * HOLD_S
         phase_s = max(phase_s, OWN_DEADLINE * exchange_s)
     return Pace(max(INNER_STEPS_MIN, math.ceil(phase_s / HOLD_S)), HOLD_S)
@@ -84,7 +94,8 @@ def measure(link: Link, parameters: int, steps: int, quick: bool) -> Iterator[Ro
         pace = pace_of(mode, real, link.bytes_per_s)
         count = steps * mode.fragments
         run = run_pair(link, parameters, mode, pace, count, limit_s + 2 * (count + 2) * pace.phase_s)
-        yield own_row(setting, mode.words, mode.fragments, run.steps, run.paired, link.bytes_per_s)
+        row = own_row(setting, mode.words, mode.fragments, run.steps, run.paired, link.bytes_per_s)
+        yield row | {"goodput_share": None} if mode.name == "prefetch" else row
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class Pace:
 
 
 def spec_of(parameters: int, mode: Mode, pace: Pace) -> RunSpec:
-    by_time = mode.name != "joint"
+    by_time = mode.name not in ("joint", "prefetch")
     clock: dict[str, Any] = {"clock": "time", "start_unix_s": round(time.time(), 1)} if by_time else {"clock": "steps"}
     return preset(
         "tiny",
