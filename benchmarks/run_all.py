@@ -45,7 +45,7 @@ class Bench:
 BENCHES = (
     Bench("demo_bench"),
     Bench("codec_bench"),
-    Bench("exchange_bench", ("--params", "16000000")),
+    Bench("exchange_bench", ("--params", "16000000", "--steps", "3")),
     Bench("utilisation_bench"),
     Bench("quality_bench", ("--runs", "3", "--steps", "480")),
     Bench("pipeline_bench", ("--runs", "1", "--steps", "5")),
