@@ -130,14 +130,14 @@ class ExchangeDesk:
     def look_ahead(self, view: View) -> list[Effect]:
         """Mode prefetch: slow weights go to the partner of the running outer step as soon as it is agreed and nothing
         can change them any more; they stop when it is lost."""
-        if self._settings.mode is not Mode.PREFETCH:
+        if self._settings.mode is not Mode.PREFETCH or self._is_turning:
             return []
         if self._ahead is not None:
             partner = self._ahead.partner
             return [] if view(partner.seat) == partner.peer else self._drop_ahead()
         step = self._agreement.step
         agreed = self._agreement.partner_of(step)
-        if agreed is None or self.is_open or self._is_turning or step == self._given_up:
+        if agreed is None or self.is_open or step == self._given_up:
             return []
         if not self._agreement.is_under_way or view(agreed.seat) != agreed.peer:
             return []
@@ -155,10 +155,11 @@ class ExchangeDesk:
             raise LocalProtocolError(f"boundary {taken.outer_step} taken before the last exchange was over")
         step = taken.outer_step
         agreed = self._agreement.partner_of(step)
-        lost = agreed is not None and view(agreed.seat) != agreed.peer
+        void = self._ahead is not None and self._ahead.is_over  # since the device began with the boundary
+        lost = agreed is not None and (void or view(agreed.seat) != agreed.peer)
         partner = None if lost else agreed
         early = None if partner is None else self._memory.take_early(step, partner.peer)
-        ahead, dropped = self._take_ahead(partner)
+        ahead, dropped = self._take_ahead(step, partner)
         self._memory.reach(step)
         self._agreement.end_phase(step)
         self._is_turning = False
@@ -245,13 +246,14 @@ class ExchangeDesk:
         return self._ahead_handles(ahead, event)
 
     def _ahead_handles(self, ahead: Prefetch, event: object) -> list[Effect]:
+        """While the device takes the boundary nothing is dropped: it would free what is being frozen."""
         effects = ahead.handle(event)
-        return effects + self._drop_ahead() if ahead.is_over else effects
+        return effects + self._drop_ahead() if ahead.is_over and not self._is_turning else effects
 
-    def _take_ahead(self, partner: Agreed | None) -> tuple[Prefetch | None, list[Effect]]:
+    def _take_ahead(self, step: int, partner: Agreed | None) -> tuple[Prefetch | None, list[Effect]]:
         """What the exchange goes on with; what was sent ahead to another partner is dropped."""
         ahead = self._ahead
-        if ahead is None or ahead.partner != partner:
+        if ahead is None or (ahead.outer_step, ahead.partner) != (step, partner):
             return None, self._drop_ahead()
         self._ahead = None
         return (ahead if ahead.is_frozen else None), []

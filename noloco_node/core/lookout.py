@@ -98,7 +98,7 @@ class Lookout:
         elif is_alone:
             self.waits_for = f"no replica of stage {stage + 1} is known"
         partner = desk.seat_sought(self._view)
-        silent = self.replicas_of(stage - 1) if flow.gate.is_starved(now) else ()
+        silent = self.replicas_from(stage - 1, flow.seat.replica) if flow.gate.is_starved(now) else ()
         is_cut_off = bool(silent) and self.is_vacant(stage - 1)
         urgent = [*missing, *(silent if is_cut_off else ()), *([partner] if partner else [])]
         seldom = [] if is_cut_off else [*self._in_turn(silent, now)]

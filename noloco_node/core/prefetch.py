@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from noloco_node.core import limits
 from noloco_node.core.agreement import Agreed
 from noloco_node.core.effects import Effect, FreezeSlowWeights, OpenExchange, SendExchange, StreamTensor
 from noloco_node.core.events import ExchangeOpened, SlowWeightsFrozen, TensorDamaged, TensorReceived
@@ -34,6 +35,7 @@ class Prefetch:
         self.offset: int | None = None
         self.is_opened = self.is_whole = self.is_over = False
         self._mine: SlowWeightsFrozen | None = None
+        self._begins = 0  # of the partner
 
     @property
     def partner(self) -> Agreed:
@@ -76,6 +78,9 @@ class Prefetch:
             effects = self.theirs.announce(begin, self.partner.peer)
         elif not begin.ahead:
             effects = self.theirs.reached(self.partner.peer)
+        self._begins += 1
+        if self._begins > limits.PREFETCH_BEGINS_MAX:
+            return self._give_up(begin, now)  # each may ask for all of phi once more
         self.offset = offset(begin, self._mine)
         return effects + self._stream()
 

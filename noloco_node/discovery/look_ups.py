@@ -1,7 +1,8 @@
 """Questions to the DHT: which peers are nearest to a key, and what they hold under it.
 
 Keys that are asked for in the same turn of the event loop travel together: a peer near to several of them is asked once
-for all of those. What is asked of whom is as if each key went alone; a sweep over the seats just takes fewer questions.
+for all of those. Who is asked of a key is who would be asked if it went alone; a sweep over the seats just takes fewer
+questions. Of a DHT that is slow a batch learns what came in time.
 Owns the traversals under way. hivemind's traversal and wire protocol are used. Must not know records or seats.
 """
 
@@ -30,6 +31,7 @@ class LookUp:
     found: list[Any] = field(default_factory=list)
 
 
+GONE = "the libp2p daemon is down"
 Waiting = list[tuple[DHTID, asyncio.Future[LookUp]]]
 
 
@@ -62,12 +64,18 @@ class LookUps:
         self._asked: Waiting = []
         self._tasks: set[asyncio.Task[dict[DHTID, LookUp]]] = set()
 
-    async def of(self, key: DHTID) -> LookUp:
-        """Ask the peers nearest to `key`, nearer ones as they become known. Raises PeerLost."""
+    async def of(self, key: DHTID, *, alone: bool = False) -> LookUp:
+        """Ask the peers nearest to `key`, nearer ones as they become known. `alone`: whatever becomes of other keys.
+
+        Raises PeerLost when nobody answered until the deadline.
+        """
         loop = asyncio.get_running_loop()
+        answer: asyncio.Future[LookUp] = loop.create_future()
+        if alone:
+            self._send([(key, answer)])
+            return await answer
         if not self._asked:
             loop.call_soon(self._set_out)
-        answer: asyncio.Future[LookUp] = loop.create_future()
         self._asked.append((key, answer))
         return await answer
 
@@ -75,6 +83,10 @@ class LookUps:
         """Whoever waits is told PeerLost."""
         for task in self._tasks:
             task.cancel()
+        asked, self._asked = self._asked, []
+        for _, answer in asked:
+            if not answer.done():
+                answer.set_exception(PeerLost(GONE))
 
     def _set_out(self) -> None:
         asked, self._asked = self._asked, []
@@ -89,25 +101,29 @@ class LookUps:
         task.add_done_callback(partial(self._answer, waiting))
 
     def _answer(self, waiting: Waiting, task: asyncio.Task[dict[DHTID, LookUp]]) -> None:
-        fault = PeerLost("the libp2p daemon is down") if task.cancelled() else task.exception()
+        fault = PeerLost(GONE) if task.cancelled() else task.exception()
         for key, answer in waiting:
             if answer.done():
                 continue
-            if fault is None:
+            if fault is not None:
+                answer.set_exception(fault)
+            elif key in task.result():
                 answer.set_result(task.result()[key])
             else:
-                answer.set_exception(fault)
+                answer.set_exception(PeerLost("the DHT did not answer in time"))
 
     async def _traverse_in_time(self, keys: Sequence[DHTID]) -> dict[DHTID, LookUp]:
+        """What was found until the deadline; a key that nobody answered by then is missing."""
+        look_ups = {key: LookUp() for key in keys}
         try:
             async with asyncio.timeout(limits.DHT_DEADLINE_S):
-                return await self._traverse(list(dict.fromkeys(keys)))
-        except TimeoutError as error:
-            raise PeerLost("the DHT did not answer in time") from error
+                await self._traverse(look_ups)
+        except TimeoutError:
+            return {key: look_up for key, look_up in look_ups.items() if look_up.answered}
+        return look_ups
 
-    async def _traverse(self, keys: Sequence[DHTID]) -> dict[DHTID, LookUp]:
-        node, table = self._node, self._node.protocol.routing_table
-        look_ups = {key: LookUp() for key in keys}
+    async def _traverse(self, look_ups: dict[DHTID, LookUp]) -> None:
+        node, table, keys = self._node, self._node.protocol.routing_table, list(look_ups)
         peers: dict[DHTID, PeerID] = {}
         for key in keys:
             peers.update(table.get_nearest_neighbors(key, limits.DHT_BEAM, exclude=self._node_id))
@@ -121,21 +137,20 @@ class LookUps:
                 look_ups[key].answered += 1
                 look_ups[key].found += [] if value is None else [value]
                 nearby[key].learn(neighbours)
-                peers.update(neighbours)
+                peers.update({node_id: name for node_id, name in neighbours.items() if node_id not in peers})
             return {key: (tuple(answers[key][1]) if key in answers else (), False) for key in wanted}
 
         nearest, _ = await traverse_dht(
             keys,
             initial_nodes=list(peers),
             beam_size=limits.DHT_BEAM,
-            num_workers=limits.DHT_WORKERS,
+            num_workers=min(limits.DHT_WORKERS * len(keys), limits.DHT_WORKERS_MAX),
             queries_per_call=len(keys),
             get_neighbors=ask,
             visited_nodes={key: {self._node_id} for key in keys},
         )
         for key, look_up in look_ups.items():
             look_up.nearest = [peers[node_id] for node_id in nearest[key] if peers[node_id] not in node.blacklist]
-        return look_ups
 
     async def _ask(self, peer: PeerID, keys: Sequence[DHTID]) -> dict[DHTID, Answer]:
         """What one peer says of each key; nothing when it is silent."""

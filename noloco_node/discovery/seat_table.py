@@ -125,7 +125,7 @@ class SeatTable:
         key, value, expiration_time = seat_key(self._run, record.seat), pack(encoded), record.expires / 1000
         self.storage.store_subkey(key, record.peer, value, expiration_time)
         try:
-            look_up = await self._look_up(key)
+            look_up = await self._look_up(key, alone=True)  # a lease hangs on it
             nearest = look_up.nearest[: limits.DHT_COPIES]
             found = (held for held in self._newest(key, look_up.found) if held.peer == self._peer_id)
             self.own_elsewhere = next(found, None)
@@ -138,10 +138,10 @@ class SeatTable:
             return False
         return any(answer is not None and any(answer) for answer in answers)
 
-    async def _look_up(self, key: DHTID) -> LookUp:
+    async def _look_up(self, key: DHTID, *, alone: bool = False) -> LookUp:
         """Raises PeerLost."""
         self._live_node()
-        return await self._look_ups.of(key)
+        return await self._look_ups.of(key, alone=alone)
 
     def _kept(self, key: DHTID) -> Any:
         kept = self.storage.get(key)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
 from noloco_node.core.types import OfferAnswer, Outcome
 from noloco_node.driver.host import Host
-from noloco_node.errors import PeerLost, RemoteProtocolError
+from noloco_node.errors import PeerLost, RemoteProtocolError, TensorReleased
 from noloco_node.ports import Boundary
 
 
@@ -104,7 +105,8 @@ class ExchangeLane:
         boundary = self._boundaries.get(effect.outer_step)
         if boundary is None:
             return
-        self._driver.device.await_head(effect.outer_step, effect.tensor_id)
+        with suppress(TensorReleased):
+            self._driver.device.await_head(effect.outer_step, effect.tensor_id)
         hub, size = self._driver.peers.exchange, effect.tensor_bytes
         hub.expect(effect.peer, effect.outer_step, size, effect.tensor_id, boundary.head_bytes, is_due=not effect.ahead)
 
@@ -120,8 +122,9 @@ class ExchangeLane:
 
     def _stream(self, effect: do.StreamTensor) -> None:
         if effect.outer_step in self._boundaries:
-            source = self._driver.device.source(effect.outer_step)
-            self._driver.peers.exchange.stream(effect.peer, effect.outer_step, source, effect.offset)
+            with suppress(TensorReleased):
+                source = self._driver.device.source(effect.outer_step)
+                self._driver.peers.exchange.stream(effect.peer, effect.outer_step, source, effect.offset)
 
     async def _verify(self, effect: do.VerifyTensor) -> None:
         tensor = self.partner_tensors.get(effect.outer_step)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from noloco_node.errors import LocalProtocolError, RemoteProtocolError
 from noloco_node.ports import ForwardResult, MicroBatch, TensorBlob
+from noloco_node.training.codec import VALUE_MAX
 from noloco_node.training.stage import IGNORED_LABEL, Stage, loss_sum
-from noloco_node.training.tensors import check_blob, int_array, to_blob, to_tensor
+from noloco_node.training.tensors import BLOCKS, check_blob, int_array, to_blob, to_tensor
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class MicroBatchGraphs:
         if not self._stage.is_last:
             self._run(kept)
             self._calls[call] = kept
-            if not _is_finite(kept.output):
+            if not self._can_be_sent(kept.output):
                 return ForwardResult(False)
             return ForwardResult(True, to_blob(kept.output, self._wire_dtype))
         self._calls[call] = kept
@@ -146,10 +147,16 @@ class MicroBatchGraphs:
         return torch.autograd.grad(output, source, incoming)[0]
 
     def _judge(self, result: Tensor, count: bool) -> bool:
-        """Whether the gradient by the input is finite; if not, what was counted with it has spoilt the sums."""
-        finite = _is_finite(result)
+        """Whether the gradient by the input can be sent; if not, what was counted with it has spoilt the sums."""
+        finite = self._can_be_sent(result)
         self._is_spoilt |= count and not finite
         return finite
+
+    def _can_be_sent(self, tensor: Tensor) -> bool:
+        """Finite, and within what the wire's code takes."""
+        if self._wire_dtype == BLOCKS:
+            return bool((tensor.detach().abs() <= VALUE_MAX).all())
+        return _is_finite(tensor)
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast("cuda", torch.bfloat16) if self._autocast else nullcontext()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from exchange_world import GRACE_S, settings
 
+from noloco_node.core import limits
 from noloco_node.core.effects import (
     CloseExchange,
     DropPrefetch,
@@ -282,6 +283,33 @@ def test_a_partner_lost_at_the_boundary_is_a_solo_step(node: Node) -> None:
     node.holder = PeerId("other")
     effects = node.boundary()
     assert effects == [DropPrefetch(K, YOU), CloseExchange(K, None, Outcome.SOLO, "partner lost", None)]
+
+
+@pytest.mark.parametrize("event", [TensorDamaged(K, "crc"), ExchangeMessageReceived(YOU, Solo(K, "deadline"))])
+def test_nothing_is_dropped_while_the_boundary_is_being_taken_and_the_step_is_solo(node: Node, event: Event) -> None:
+    node.sending()
+    node.desk.before_boundary(9.0)
+    assert not [effect for effect in node.meet(event) if isinstance(effect, DropPrefetch)]
+    effects = node.desk.boundary(BoundaryTaken(K, SIZE, MINE, "shape"), node.view, 10.0)
+    assert effects == [DropPrefetch(K, YOU), CloseExchange(K, None, Outcome.SOLO, "partner lost", None)]
+    assert [e.message for e in node.hear(BEGIN) if isinstance(e, SendExchange)] == [Solo(K, "partner lost")]
+
+
+def test_a_record_that_lapses_and_returns_while_the_boundary_is_being_taken_changes_nothing(node: Node) -> None:
+    node.sending()
+    node.desk.before_boundary(9.0)
+    node.holder = None
+    assert node.meet(TimePassed()) == []
+    node.holder = YOU
+    effects = node.desk.boundary(BoundaryTaken(K, SIZE, MINE, "shape"), node.view, 10.0)
+    assert effects == [SendExchange(YOU, Reached(K))]
+
+
+def test_a_partner_that_begins_again_and_again_is_sent_the_rest_after_the_boundary(node: Node) -> None:
+    node.sending()
+    answers = [node.hear(BEGIN) for _ in range(limits.PREFETCH_BEGINS_MAX + 3)]
+    assert sum(isinstance(e, StreamTensor) for effects in answers for e in effects) == limits.PREFETCH_BEGINS_MAX - 1
+    assert sum(e == DropPrefetch(K, YOU) for effects in answers for e in effects) == 1
 
 
 def test_reached_is_answered_after_the_step_is_closed_like_begin(node: Node) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from noloco_node.core import limits
 from noloco_node.discovery.hivemind_library import DHTID
-from noloco_node.discovery.look_ups import LookUps
+from noloco_node.discovery.look_ups import LookUp, LookUps
 from noloco_node.errors import PeerLost
 
 PEERS, KEYS = 40, 24
@@ -97,3 +97,59 @@ async def test_a_fault_is_told_to_whoever_asked_and_the_next_look_up_works(monke
         await look_ups.of(web.keys[0])
     monkeypatch.undo()
     assert (await look_ups.of(web.keys[0])).answered == limits.DHT_BEAM
+
+
+async def test_a_stop_is_told_to_whoever_has_just_asked() -> None:
+    web = Web()
+    look_ups = web.look_ups()
+    waiting = asyncio.create_task(look_ups.of(web.keys[0]))
+    await asyncio.sleep(0)
+    look_ups.stop()
+    with pytest.raises(PeerLost):
+        await waiting
+    assert not web.questions
+
+
+async def test_of_a_slow_dht_each_key_learns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One peer answers at once, the others never: that one's word is not lost with the rest."""
+    web = Web()
+    quick = web.nearest(web.keys[0])[0][1]
+    answer = web._find
+
+    async def find(peer: int, keys: Sequence[DHTID]) -> Any:
+        if peer != quick:
+            await asyncio.sleep(3600)
+        return await answer(peer, keys)
+
+    monkeypatch.setattr(web, "_find", find)
+    monkeypatch.setattr(limits, "DHT_DEADLINE_S", 0.3)
+    look_ups = web.look_ups()
+    known, far = web.keys[0], max(web.keys, key=lambda key: [peer for _, peer in web.nearest(key)].index(quick))
+    found, lost = await asyncio.gather(look_ups.of(known), look_ups.of(far), return_exceptions=True)
+    assert isinstance(found, LookUp)
+    assert (found.answered, found.found) == (1, [quick])
+    assert isinstance(lost, PeerLost)
+
+
+async def test_one_alone_does_not_wait_for_those_asked_for_together() -> None:
+    web = Web()
+    look_ups = web.look_ups()
+    await asyncio.gather(*(look_ups.of(key, alone=number == 1) for number, key in enumerate(web.keys[:3])))
+    assert {keys for _, keys in web.questions} >= {(web.keys[1],)}
+    assert not [keys for _, keys in web.questions if len(keys) > 1 and web.keys[1] in keys]
+
+
+async def test_a_strangers_answer_does_not_rebind_a_known_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    web = Web()
+    liar, answer = web.nearest(web.keys[0])[0][1], web._find
+
+    async def find(peer: int, keys: Sequence[DHTID]) -> Any:
+        found = await answer(peer, keys)
+        if peer == liar:  # the last word
+            await asyncio.sleep(0.1)
+            found = {key: (value, dict.fromkeys(names, liar)) for key, (value, names) in found.items()}
+        return found
+
+    monkeypatch.setattr(web, "_find", find)
+    look_up = await web.look_ups().of(web.keys[0])
+    assert look_up.nearest == [peer for _, peer in web.nearest(web.keys[0])[: len(look_up.nearest)]]

@@ -201,22 +201,26 @@ def test_step_with_a_gradient_that_is_not_finite_is_skipped(pair):
     assert stage_hash(trainers[1].stage) != before
 
 
-def spoil_the_gradient_by_the_input(trainer) -> None:
+def spoil_the_gradient_by_the_input(trainer, factor: float = float("inf")) -> None:
     """The parameters' own gradients stay finite."""
     plain = trainer._graphs._pull
-    trainer._graphs._pull = lambda *arguments: plain(*arguments) * float("inf")
+    trainer._graphs._pull = lambda *arguments: plain(*arguments) * factor
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [("float32", float("inf")), ("int8", 2.0**120)])
 @pytest.mark.parametrize("stage", [1, 2])
-def test_step_is_skipped_once_the_sums_hold_a_micro_batch_that_was_not_counted(make_trainer, tiny_model, stage):
-    """Middle and last stage: the gradient by the input comes out not finite when the parameters' are added already."""
-    trainers = [make_trainer(s, num_stages=3, model=tiny_model(layers=3)) for s in range(3)]
+def test_step_is_skipped_once_the_sums_hold_a_micro_batch_that_was_not_counted(
+    make_trainer, tiny_model, stage, dtype, factor
+):
+    """Middle and last stage: the gradient by the input comes out not finite, or too large for the wire, when the
+    parameters' are added already."""
+    trainers = [make_trainer(s, num_stages=3, model=tiny_model(layers=3), wire_dtype=dtype) for s in range(3)]
     for trainer in trainers:
         trainer.initialise()
     spoilt = trainers[stage]
     before = stage_hash(spoilt.stage)
     plain = spoilt._graphs._pull
-    spoil_the_gradient_by_the_input(spoilt)
+    spoil_the_gradient_by_the_input(spoilt, factor)
     made = [trainers[0].forward(0, trainers[0].draw(0), count=True)]
     for trainer in trainers[1:]:
         made.append(trainer.forward(0, hop(trainers[0].draw(0), made[-1].activation), count=True))
