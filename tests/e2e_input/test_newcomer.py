@@ -31,4 +31,4 @@ def test_two_nodes_train_what_swarm_new_wrote(tmp_path: Path, clock: list[str]) 
         closed = [event for event in node.events if event["event"] == "outer_step_closed"]
         assert closed[-1]["outer_step"] == 2
         assert any(event["outcome"] == "paired" for event in closed), json.dumps(closed)
-        assert node.events[-1]["event"] == "run_over"
+        assert node.said("run_over")

@@ -62,9 +62,13 @@ class Waiting(Checker):
 
     @staticmethod
     def _stands_still(node: VirtualNode) -> bool:
-        """A complete inner step, a free device, and nothing is done with them."""
+        """A complete inner step, a free device, and nothing is done with them, though no boundary that is due waits for
+        the answer to an OFFER."""
         machine = node.machine
         if machine is None or machine.work is None or machine.phase not in (Phase.TRAINING, Phase.EXCHANGING):
             return False
-        gate, is_free = machine.work.flow.gate, not node.micro_batches.device.busy_with
-        return is_free and gate.is_complete(node.clock.now) and not machine.clock.is_over
+        work, now = machine.work, node.clock.now
+        if work.desk.awaits_answer and machine.clock.is_due(work.flow.seat.stage, now):
+            return False
+        gate, is_free = work.flow.gate, not node.micro_batches.device.busy_with
+        return is_free and gate.is_complete(now) and not machine.clock.is_over
