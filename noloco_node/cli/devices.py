@@ -25,8 +25,8 @@ from noloco_node.cli.local_swarm import RUN_FILE, end_with_parent
 from noloco_node.cli.preflight import check_data_dir
 from noloco_node.config.node_config import ALL_DEVICES, ENV_PREFIX, NodeConfig
 from noloco_node.config.node_sources import as_variables
-from noloco_node.driver.data_dir_lock import data_dir_locked
-from noloco_node.errors import DeviceFailed, ExitCode
+from noloco_node.driver.data_dir_lock import DataDirInUse, data_dir_locked
+from noloco_node.errors import BadConfig, DeviceFailed, DiskFailed, ExitCode
 from noloco_node.telemetry.logs import logger
 
 POLL_S = 0.2
@@ -34,6 +34,8 @@ RESTART_S, RESTART_MAX_S = 5.0, 300.0
 STEADY_S = 600.0  # who ran so long begins with the short pause again
 STOP_SLACK_S = 10.0  # beyond the grace time of the nodes
 COUNT_TIMEOUT_S = 120.0
+STARTS_LED_MAX = 2  # failed starts of the first device until the next one leads
+PORT_MAX = 65535
 PASSING = (ExitCode.INTERNAL, ExitCode.P2PD_FAILED, ExitCode.TRAINING_STALLED)  # and any death by a signal
 PORT = re.compile(r"(?<=/tcp/|/udp/)\d+")
 COUNT_GPUS = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -56,7 +58,7 @@ def device_configs(config: NodeConfig) -> list[NodeConfig]:
             "identity_file": folder / "identity.key",
             "listen": _shifted(config.listen, number),
             "announce": _shifted(config.announce, number),
-            "metrics_port": config.metrics_port and config.metrics_port + number,
+            "metrics_port": _port(config.metrics_port, number),
         }
         made.append(config.model_copy(update=changes))
     return made
@@ -71,7 +73,7 @@ def run_on_devices(config: NodeConfig) -> int:
             while group.tend(time.monotonic(), len(stops)):
                 time.sleep(POLL_S)
         finally:
-            group.kill()
+            group.end()
         return group.code
 
 
@@ -85,6 +87,7 @@ class DeviceNode:
     due_s: float | None = 0.0
     pause_s: float = RESTART_S
     code: int | None = None
+    failures: int = 0  # in a row
 
     @property
     def is_over(self) -> bool:
@@ -104,32 +107,58 @@ class DeviceNode:
         return [*(address for address in here if "/tcp/0/" not in address), *found["addresses"]]
 
     def start(self, now: float, peers: Sequence[str]) -> None:
+        """What the machine has no room for at this moment counts as a crash."""
+        try:
+            self.process = self._spawn(peers)
+        except OSError as error:
+            self._fail(now, int(ExitCode.INTERNAL), str(error))
+            return
+        self.begun_s, self.due_s = now, None
+        log.info("device_started", device=self.config.device, data_dir=str(self.config.data_dir), pid=self.process.pid)
+
+    def _spawn(self, peers: Sequence[str]) -> subprocess.Popen[bytes]:
         joined = self.config.model_copy(update={"initial_peers": (*self.config.initial_peers, *peers)})
         plain = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}
         self.config.data_dir.mkdir(parents=True, exist_ok=True)
-        self.process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "noloco_node", "run"],
             stdin=subprocess.DEVNULL,
             env=plain | as_variables(joined),
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
-        self.begun_s, self.due_s = now, None
-        log.info("device_started", device=self.config.device, data_dir=str(self.config.data_dir), pid=self.process.pid)
+
+    @property
+    def is_held(self) -> bool:
+        """A node of a watcher that was killed is still ending in its folder."""
+        try:
+            with data_dir_locked(self.config.data_dir):
+                return False
+        except DataDirInUse:
+            return True
+        except DiskFailed:
+            return False  # there is none yet; or the node will say what is wrong with it
 
     def reap(self, now: float, *, stopping: bool) -> None:
         """Take note of its end, and of when it is to be started again."""
         if self.process is None or self.process.poll() is None:
             return
         code, self.process = self.process.returncode, None
-        self.code = 128 - code if code < 0 else code
-        is_passing = code < 0 or code in PASSING
-        if stopping or not is_passing:
-            log.info("device_ended", device=self.config.device, code=self.code)
+        if stopping and code == -signal.SIGTERM:
+            code = int(ExitCode.OK)  # ours, before it had a handler: there was nothing to save
+        if not stopping and (code < 0 or code in PASSING):
+            self._fail(now, _shell_code(code), "")
             return
-        self.pause_s = RESTART_S if now - self.begun_s > STEADY_S else self.pause_s
-        self.due_s = now + self.pause_s
-        log.error("device_failed", device=self.config.device, code=self.code, again_in_s=self.pause_s)
+        self.code = _shell_code(code)
+        log.info("device_ended", device=self.config.device, code=self.code)
+
+    def _fail(self, now: float, code: int, reason: str) -> None:
+        """It is started again after a pause, which grows while it does not run steadily."""
+        steady = self.begun_s > 0 and now - self.begun_s > STEADY_S
+        self.pause_s = RESTART_S if steady else self.pause_s
+        self.failures = 1 if steady else self.failures + 1
+        self.code, self.due_s = code, now + self.pause_s
+        log.error("device_failed", device=self.config.device, code=code, reason=reason, again_in_s=self.pause_s)
         self.pause_s = min(2 * self.pause_s, RESTART_MAX_S)
 
 
@@ -141,6 +170,7 @@ class DeviceGroup:
         self._grace_s = grace_s
         self._stops = 0
         self._kill_s = float("inf")
+        self._begun_s: float | None = None
 
     @property
     def code(self) -> int:
@@ -148,6 +178,7 @@ class DeviceGroup:
 
     def tend(self, now: float, stops: int) -> bool:
         """Start and reap nodes, pass on `stops` signals so far. False when all have ended."""
+        self._begun_s = now if self._begun_s is None else self._begun_s
         self._pass_on(stops, now)
         for node in self.nodes:
             node.reap(now, stopping=self._stops > 0)
@@ -162,11 +193,13 @@ class DeviceGroup:
 
     def _start_due(self, now: float) -> None:
         known = [address for node in self.nodes for address in node.addresses]
+        is_early = self._begun_s is not None and now < self._begun_s + self._grace_s + STOP_SLACK_S
         leads = True
         for node in self.nodes:
-            if node.due_s is not None and now >= node.due_s and (leads or known):
+            is_due = node.due_s is not None and now >= node.due_s
+            if is_due and (leads or known) and not (is_early and node.is_held):
                 node.start(now, known)
-            leads = leads and node.is_over
+            leads = leads and (node.is_over or node.failures >= STARTS_LED_MAX)
 
     def _pass_on(self, stops: int, now: float) -> None:
         for _ in range(stops - self._stops):
@@ -177,6 +210,16 @@ class DeviceGroup:
             self._kill_s = now + self._grace_s + STOP_SLACK_S
         self._stops = stops
 
+    def end(self) -> None:
+        """Whatever happened to the watcher: what still runs may save first."""
+        until_s = time.monotonic() + self._grace_s + STOP_SLACK_S
+        self._pass_on(self._stops + 1, time.monotonic())
+        while any(node.process is not None and node.process.poll() is None for node in self.nodes):
+            if time.monotonic() > until_s:
+                break
+            time.sleep(POLL_S)
+        self.kill()
+
     def kill(self) -> None:
         for node in self.nodes:
             if node.process is not None and node.process.poll() is None:
@@ -184,9 +227,27 @@ class DeviceGroup:
                 node.process.wait()
 
 
+def _shell_code(code: int) -> int:
+    """As a shell tells it: a death by signal is 128 plus its number."""
+    return 128 - code if code < 0 else code
+
+
 def _shifted(addresses: Sequence[str], number: int) -> tuple[str, ...]:
-    """Ports plus `number`; a free one (0) stays free."""
-    return tuple(PORT.sub(lambda port: str((found := int(port[0])) and found + number), text) for text in addresses)
+    """Ports plus `number`; a relay's stay, they are not ours."""
+
+    def moved(port: re.Match[str]) -> str:
+        return str(_port(int(port[0]), number))
+
+    return tuple(text if "/p2p-circuit" in text else PORT.sub(moved, text) for text in addresses)
+
+
+def _port(port: int, number: int) -> int:
+    """A free one (0) stays free. Raises BadConfig beyond the last one."""
+    if port and port + number > PORT_MAX:
+        raise BadConfig(
+            f"port {port} plus {number} is above {PORT_MAX}", "choose lower ports: each device takes the next"
+        )
+    return port and port + number
 
 
 def _gpus() -> list[str]:

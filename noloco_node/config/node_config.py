@@ -120,7 +120,7 @@ class NodeConfig(BaseSettings):
         for name in value if value != (ALL_DEVICES,) else ():
             if not DEVICES_PATTERN.fullmatch(name):
                 raise ValueError(f'{name!r} is not "{ALL_DEVICES}", cpu, cuda or cuda:N')
-        gpus = [name for name in value if name != "cpu"]
+        gpus = ["cuda:0" if name == "cuda" else name for name in value if name != "cpu"]
         if len(set(gpus)) < len(gpus):
             raise ValueError("a device is named twice")
         return value

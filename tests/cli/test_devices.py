@@ -10,6 +10,8 @@ from noloco_node.cli import devices
 from noloco_node.cli.devices import DeviceGroup, DeviceNode, device_configs
 from noloco_node.config.node_config import NodeConfig
 from noloco_node.config.node_sources import as_variables, load_node_config
+from noloco_node.driver.data_dir_lock import data_dir_locked
+from noloco_node.errors import BadConfig
 
 
 @pytest.fixture
@@ -89,10 +91,8 @@ def test_others_start_once_the_first_is_up(
     assert len(started) == 2
 
 
-def test_a_crash_is_started_again_later_each_time_and_a_fault_is_not(
-    machine: NodeConfig, started: list[Process]
-) -> None:
-    group = group_of(machine)
+def test_a_crash_is_started_again_each_time_later(machine: NodeConfig, started: list[Process]) -> None:
+    group = group_of(machine.model_copy(update={"devices": ("cuda:0",)}))
     group.tend(0.0, 0)
     started[0].returncode = -9
     group.tend(1.0, 0)
@@ -106,11 +106,16 @@ def test_a_crash_is_started_again_later_each_time_and_a_fault_is_not(
     assert len(started) == 2
     group.tend(10.0 + 2 * devices.RESTART_S, 0)
     assert len(started) == 3
-    started[2].returncode = 22  # the device is broken: the next one leads
-    group.tend(30.0, 0)
-    assert len(started) == 4
-    started[3].returncode = 0
-    assert not group.tend(31.0, 0)
+
+
+def test_a_fault_is_final_and_the_next_device_leads(machine: NodeConfig, started: list[Process]) -> None:
+    group = group_of(machine)
+    group.tend(0.0, 0)
+    started[0].returncode = 22
+    group.tend(1.0, 0)
+    assert len(started) == 2
+    started[1].returncode = 0
+    assert not group.tend(2.0, 0)
     assert group.code == 22
 
 
@@ -124,3 +129,78 @@ def test_every_signal_is_passed_on_and_nobody_is_started_after_it(machine: NodeC
     assert not group.tend(3.0, 2)
     assert len(started) == 1
     assert group.code == 137
+
+
+def test_a_relays_port_stays_and_none_is_beyond_the_last(machine: NodeConfig) -> None:
+    relayed = "/ip4/9.9.9.9/tcp/4001/p2p/12D3KooWX/p2p-circuit"
+    second = device_configs(machine.model_copy(update={"announce": (relayed,)}))[1]
+    assert second.announce == (relayed,)
+    with pytest.raises(BadConfig, match="above 65535"):
+        device_configs(machine.model_copy(update={"listen": ("/ip4/0.0.0.0/tcp/65535",)}))
+
+
+def test_one_gpu_is_not_named_twice(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="named twice"):
+        NodeConfig(devices=("cuda", "cuda:0"), data_dir=tmp_path)
+
+
+def test_a_device_without_room_for_a_process_is_tried_again(
+    machine: NodeConfig, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*words: object, **more: object) -> Process:
+        raise OSError("cannot allocate memory")
+
+    group = group_of(machine)
+    with monkeypatch.context() as patch:
+        patch.setattr(devices.subprocess, "Popen", full)
+        assert group.tend(0.0, 0)
+    assert group.tend(devices.RESTART_S, 0)
+    assert len(started) == 1
+
+
+def test_the_next_device_leads_when_the_first_keeps_crashing(machine: NodeConfig, started: list[Process]) -> None:
+    group = group_of(machine)
+    group.tend(0.0, 0)
+    started[0].returncode = -11
+    group.tend(1.0, 0)
+    group.tend(1.0 + devices.RESTART_S, 0)
+    started[1].returncode = -11
+    group.tend(20.0, 0)
+    assert len(started) == 3  # the second device's
+
+
+def test_a_child_that_dies_of_our_stop_before_it_heard_it_is_no_fault(
+    machine: NodeConfig, started: list[Process]
+) -> None:
+    group = group_of(machine)
+    group.tend(0.0, 0)
+    group.tend(1.0, 1)
+    started[0].returncode = -15
+    assert not group.tend(2.0, 1)
+    assert group.code == 0
+
+
+def test_a_folder_in_which_another_node_is_ending_is_waited_for(machine: NodeConfig, started: list[Process]) -> None:
+    first = machine.data_dir / "cuda-0"
+    first.mkdir()
+    group = group_of(machine)
+    with data_dir_locked(first):
+        group.tend(0.0, 0)
+        assert not started
+    group.tend(1.0, 0)
+    assert len(started) == 1
+
+
+def test_what_runs_when_the_watcher_fails_is_asked_to_stop_first(
+    machine: NodeConfig, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(machine)
+    group.tend(0.0, 0)
+
+    def ends(number: int) -> None:
+        started[0].signals.append(number)
+        started[0].returncode = 0
+
+    monkeypatch.setattr(started[0], "send_signal", ends)
+    group.end()
+    assert started[0].signals == [15]
