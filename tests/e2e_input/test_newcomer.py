@@ -15,7 +15,7 @@ from noloco_node.errors import ExitCode
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "clock",
-    [["--start-seats", "2"], ["--clock", "time", "--interval", "10", "--start-in", "60"]],
+    [["--start-seats", "2"], ["--clock", "time", "--interval", "10", "--start-in", "45"]],
     ids=["steps", "time"],
 )
 def test_two_nodes_train_what_swarm_new_wrote(tmp_path: Path, clock: list[str]) -> None:
