@@ -211,9 +211,9 @@ class DeviceGroup:
         self._stops = stops
 
     def end(self) -> None:
-        """Whatever happened to the watcher: what still runs may save first."""
+        """Whatever happened to the watcher: what still runs may save first. A second signal would cut that short."""
         until_s = time.monotonic() + self._grace_s + STOP_SLACK_S
-        self._pass_on(self._stops + 1, time.monotonic())
+        self._pass_on(max(self._stops, 1), time.monotonic())
         while any(node.process is not None and node.process.poll() is None for node in self.nodes):
             if time.monotonic() > until_s:
                 break

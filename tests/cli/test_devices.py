@@ -204,3 +204,18 @@ def test_what_runs_when_the_watcher_fails_is_asked_to_stop_first(
     monkeypatch.setattr(started[0], "send_signal", ends)
     group.end()
     assert started[0].signals == [15]
+
+
+def test_a_stop_under_way_when_the_watcher_fails_is_not_cut_short(
+    machine: NodeConfig, started: list[Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of(machine)
+    group.tend(0.0, 0)
+    group.tend(1.0, 1)
+
+    def saved(seconds: float) -> None:
+        started[0].returncode = 0
+
+    monkeypatch.setattr(devices.time, "sleep", saved)
+    group.end()
+    assert started[0].signals == [15]
