@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from noloco_node.core import effects as do
 from noloco_node.core import events as ev
+from noloco_node.core import limits
 from noloco_node.core.exchange import patience
 from noloco_node.core.types import Phase
 from noloco_node.sim.checkers.checker import Checker
@@ -14,6 +15,7 @@ from noloco_node.sim.virtual_node import VirtualNode
 from noloco_node.sim.virtual_swarm import VirtualSwarm
 
 TOLERANCE_S = 0.05  # of timers
+HOLD_MAX_S = limits.OFFER_TRIES_MAX * (limits.UNARY_DEADLINE_S + limits.OFFER_RETRY_S)
 
 
 class Waiting(Checker):
@@ -23,6 +25,7 @@ class Waiting(Checker):
         super().__init__(swarm)
         self._patience = patience(swarm.settings)
         self._open: dict[int, OuterStep] = {}  # by node number
+        self._held_s: dict[int, float] = {}  # by node number: its next boundary is due and held back, since when
 
     def after(self, node: VirtualNode, event: ev.Event, effects: list[do.Effect]) -> Iterator[str]:
         if isinstance(event, ev.BoundaryTaken):
@@ -49,6 +52,7 @@ class Waiting(Checker):
         is_over = step.closed_s is not None or step.life != node.life
         if is_over or tenure is None or tenure.number != step.tenure:
             del self._open[node.number]
+            self._held_s.pop(node.number, None)
             return
         now = self.swarm.clock.now
         limit_s = self._patience.begin_s if step.begin_heard_s is None else self._patience.in_all_s
@@ -60,15 +64,15 @@ class Waiting(Checker):
         elif self._stands_still(node):
             yield f"the optimizer waits {now - step.begun_s:.2f} s after the boundary of outer step {step.number}"
 
-    @staticmethod
-    def _stands_still(node: VirtualNode) -> bool:
+    def _stands_still(self, node: VirtualNode) -> bool:
         """A complete inner step, a free device, and nothing is done with them, though no boundary that is due waits for
-        the answer to an OFFER."""
+        the answers to its OFFERs, as long as those may take."""
         machine = node.machine
         if machine is None or machine.work is None or machine.phase not in (Phase.TRAINING, Phase.EXCHANGING):
             return False
         work, now = machine.work, node.clock.now
-        if work.desk.awaits_answer and machine.clock.is_due(work.flow.seat.stage, now):
+        is_held = work.desk.awaits_answer and machine.clock.is_due(work.flow.seat.stage, now)
+        if is_held and now <= self._held_s.setdefault(node.number, now) + HOLD_MAX_S:
             return False
         gate, is_free = work.flow.gate, not node.micro_batches.device.busy_with
         return is_free and gate.is_complete(now) and not machine.clock.is_over
