@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from job_record import PairStep, in_rounds, median_goodput, median_parts
+from rows import Row
 
-Row = dict[str, Any]
 AUTHORS = "authors"
 
 # The paper's Table 2: 1.3e9 parameters and an embedding of 128k x 2048 at each end, 100 inner steps of 1.64 s.

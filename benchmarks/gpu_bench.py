@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from link import stops_as_exits
 from model_sizes import count_of, llama_of
 from pipeline_bench import Found, run_swarm
 from proc import PeakMemory
+from rows import Row, tell
 
 from noloco_node.cli.local_swarm import LocalSwarm
 from noloco_node.config.presets import preset
@@ -57,7 +57,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "compile": ("compile",),
 }
 WARM_UP_STEPS = 2
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +227,9 @@ def main() -> None:
     with stops_as_exits():
         variants = [name for name in VARIANTS if not options.quick or name != "compile"]
         rows = measure(size, options.device, variants, options.peak_tflops)
+    told: list[Row] = []
     for row in rows:
-        row["load"] = round(os.getloadavg()[0], 1)
-        print(json.dumps(row))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+        tell(told, row, options.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "chaos")]
 from network_lab import NODE_LINK, Loopback, NetworkLab, open_network  # noqa: E402
 
 from noloco_node.cli.local_swarm import end_with_parent  # noqa: E402
+from noloco_node.cli.signal_handlers import answered  # noqa: E402
 
 PLACES = ("a", "b")
 END_S = 30.0
@@ -80,15 +80,11 @@ def shaped_link(mbps: int) -> Iterator[Link]:
 def stops_as_exits() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C, so that processes, namespaces and folders go."""
 
-    def end(number: int, frame: FrameType | None) -> NoReturn:
+    def end(number: int) -> NoReturn:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with answered(end, (signal.SIGTERM, signal.SIGHUP)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

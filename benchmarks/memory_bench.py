@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,13 @@ from typing import Any
 
 from model_sizes import llama_of
 from proc import PeakMemory
+from rows import Row, tell
 
 from noloco_node.core.codec_sizes import LAYOUTS
 
 PARAMS, QUICK_PARAMS = 32_000_000, 8_000_000
 QUICK_CODECS = ("float32", "int8")
 TOKENS = 8
-Row = dict[str, Any]
 
 
 def walk(codec: str, params: int, folder: Path) -> Row:
@@ -132,11 +131,9 @@ def main() -> None:
     if options.walk:
         print(json.dumps(walk(options.walk, params, options.folder)))
         return
-    rows = [run_apart(codec, params) for codec in options.codecs or (QUICK_CODECS if options.quick else LAYOUTS)]
-    for row in rows:
-        print(json.dumps(row | {"load": round(os.getloadavg()[0], 1)}))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    rows: list[Row] = []
+    for codec in options.codecs or (QUICK_CODECS if options.quick else LAYOUTS):
+        tell(rows, run_apart(codec, params), options.json)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ stages share cores a job waits for the core as well, so the shares add up to mor
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -30,11 +29,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from link import stops_as_exits
 from metrics_page import fetch_page, jobs_s
 from plain_training import run_apart
+from rows import Row, tell
 
 from noloco_node.cli.demo_report import Histories
 from noloco_node.cli.local_swarm import LocalSwarm, wait_for_end
@@ -50,7 +49,6 @@ MODEL = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6
 LAYERS, MICRO_BATCHES, QUICK_MICRO_BATCHES = 8, 16, 8
 BATCH = {"sequence_length": 128, "micro_batch_size": 2}
 POLL_S = 1.0
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -183,11 +181,9 @@ def main() -> None:
             options.steps or (QUICK_STEPS if quick else STEPS),
             QUICK_MICRO_BATCHES if quick else MICRO_BATCHES,
         )
+    told: list[Row] = []
     for row in rows:
-        row["load"] = round(os.getloadavg()[0], 1)
-        print(json.dumps(row))
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+        tell(told, row, options.json)
 
 
 if __name__ == "__main__":

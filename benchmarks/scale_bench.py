@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from job_record import read_lines
 from link import stops_as_exits
 from metrics_page import fetch_page
 from proc import children_of, cpu_s, resident_mib
+from rows import Row, tell
 
 from noloco_node.cli.local_swarm import LocalNode, LocalSwarm
 from noloco_node.config.presets import preset
@@ -63,7 +63,6 @@ model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(sys.a
 print("holds", sum(parameter.numel() for parameter in model.parameters()), flush=True)
 sys.stdin.read()
 """
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +234,7 @@ def main() -> None:
     with stops_as_exits():
         shown_s = round(help_s(HELP_RUNS), 2)
         for nodes in options.nodes or (QUICK_NODES if options.quick else NODES):
-            rows.append(measure(nodes, window_s) | {"help_s": shown_s, "load": round(os.getloadavg()[0], 1)})
-            print(json.dumps(rows[-1]), flush=True)
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=2) + "\n")
+            tell(rows, measure(nodes, window_s) | {"help_s": shown_s}, options.json)
 
 
 if __name__ == "__main__":

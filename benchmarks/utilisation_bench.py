@@ -23,16 +23,15 @@ Medians over K outer steps. The paper's own figures for 100 Mb/s: authors 0.107,
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Row, busy_share, own_busy_shares, paper_phase_s, saved_share, utilisation_row
+from figures import busy_share, own_busy_shares, paper_phase_s, saved_share, utilisation_row
 from link import Link, shaped_link, stops_as_exits
 from model_sizes import FLOAT_BYTES, count_of
 from pair import Mode, Pace, run_pair
 from rival_runs import run_rivals
+from rows import Row, tell
 
 from noloco_node.core.codec_sizes import encoded_bytes
 
@@ -88,10 +87,7 @@ def main() -> None:
         for mbps in options.mbps or (QUICK_MBPS if options.quick else MBPS):
             with shaped_link(mbps) as link:
                 for row in measure(link, options.params, steps, options.quick):
-                    rows.append(row | {"load": round(os.getloadavg()[0], 1)})
-                    print(json.dumps(rows[-1]), flush=True)
-                    if options.json is not None:
-                        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+                    tell(rows, row, options.json)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ started again; any other end is final. The watcher trains nothing and imports no
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import signal
@@ -16,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from noloco_node.cli.local_swarm import RUN_FILE, end_with_parent
+from noloco_node.cli.local_swarm import end_with_parent, run_info
 from noloco_node.cli.preflight import check_data_dir
+from noloco_node.cli.signal_handlers import answered
 from noloco_node.config.node_config import ALL_DEVICES, ENV_PREFIX, NodeConfig
 from noloco_node.config.node_sources import as_variables
 from noloco_node.driver.data_dir_lock import DataDirInUse, data_dir_locked
@@ -67,7 +65,8 @@ def device_configs(config: NodeConfig) -> list[NodeConfig]:
 def run_on_devices(config: NodeConfig) -> int:
     """Until every node has ended; returns the first exit code that is not 0. Raises NolocoError."""
     check_data_dir(config)
-    with data_dir_locked(config.data_dir), _signals() as stops:
+    stops: list[int] = []
+    with data_dir_locked(config.data_dir), answered(stops.append):
         group = DeviceGroup([DeviceNode(each) for each in device_configs(config)], config.stop_grace_s)
         try:
             while group.tend(time.monotonic(), len(stops)):
@@ -94,13 +93,14 @@ class DeviceNode:
         return self.process is None and self.due_s is None
 
     @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
     def addresses(self) -> list[str]:
         """Where siblings reach it, on this machine first; none before it is up."""
-        try:
-            found = json.loads((self.config.data_dir / RUN_FILE).read_text())
-        except (OSError, ValueError):
-            return []
-        if self.process is None or found.get("pid") != self.process.pid:
+        found = {} if self.process is None else run_info(self.config.data_dir, self.process.pid)
+        if not found:
             return []
         near = [address.replace("/0.0.0.0/", "/127.0.0.1/") for address in self.config.listen]
         here = [f"{address}/p2p/{found['peer']}" for address in near if "/127.0.0.1/tcp/" in address]
@@ -138,6 +138,15 @@ class DeviceNode:
             return True
         except DiskFailed:
             return False  # there is none yet; or the node will say what is wrong with it
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process is not None and self.is_running:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None and self.is_running:
+            self.process.kill()
+            self.process.wait()
 
     def reap(self, now: float, *, stopping: bool) -> None:
         """Take note of its end, and of when it is to be started again."""
@@ -204,8 +213,7 @@ class DeviceGroup:
     def _pass_on(self, stops: int, now: float) -> None:
         for _ in range(stops - self._stops):
             for node in self.nodes:
-                if node.process is not None and node.process.poll() is None:
-                    node.process.send_signal(signal.SIGTERM)
+                node.send(signal.SIGTERM)
         if stops and not self._stops:
             self._kill_s = now + self._grace_s + STOP_SLACK_S
         self._stops = stops
@@ -214,17 +222,13 @@ class DeviceGroup:
         """Whatever happened to the watcher: what still runs may save first. A second signal would cut that short."""
         until_s = time.monotonic() + self._grace_s + STOP_SLACK_S
         self._pass_on(max(self._stops, 1), time.monotonic())
-        while any(node.process is not None and node.process.poll() is None for node in self.nodes):
-            if time.monotonic() > until_s:
-                break
+        while time.monotonic() <= until_s and any(node.is_running for node in self.nodes):
             time.sleep(POLL_S)
         self.kill()
 
     def kill(self) -> None:
         for node in self.nodes:
-            if node.process is not None and node.process.poll() is None:
-                node.process.kill()
-                node.process.wait()
+            node.kill()
 
 
 def _shell_code(code: int) -> int:
@@ -263,19 +267,3 @@ def _gpus() -> list[str]:
     if not count:
         raise DeviceFailed("--devices all: torch sees no GPU", "use --device cpu, or look at the driver")
     return [f"cuda:{number}" for number in range(count)]
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects SIGTERM and SIGINT."""
-    caught: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

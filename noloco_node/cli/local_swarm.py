@@ -35,6 +35,15 @@ def end_with_parent() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
+def run_info(folder: Path, pid: int) -> dict[str, Any]:
+    """What the node of that process wrote about itself once it was up; empty before."""
+    try:
+        found: dict[str, Any] = json.loads((folder / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if found.get("pid") == pid else {}
+
+
 @dataclass(slots=True)
 class LocalNode:
     """One node process. `status` is the newest answer of its /status.json."""
@@ -48,11 +57,7 @@ class LocalNode:
     @property
     def info(self) -> dict[str, Any]:
         """What the node wrote about itself once it was up; empty before."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / RUN_FILE).read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if found.get("pid") == self.process.pid else {}
+        return run_info(self.folder, self.process.pid)
 
     def poll(self) -> dict[str, Any]:
         """Its newest answer; of a node that has ended the last one, with its end for a phase."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
 from noloco_node.cli.ending import end_of, leave
 from noloco_node.cli.node_options import node_config, node_options
+from noloco_node.cli.signal_handlers import answered
 from noloco_node.errors import ExitCode
 
 
@@ -61,12 +60,5 @@ def stops_that_end_the_start() -> Iterator[None]:
     Not by an exception: inside an import of somebody else's module it may be swallowed.
     """
 
-    def end(number: int, frame: FrameType | None) -> None:
-        leave(int(ExitCode.OK))
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with answered(lambda number: leave(int(ExitCode.OK))):
         yield
-    finally:  # the start failed
-        for number, handler in before.items():
-            signal.signal(number, handler)

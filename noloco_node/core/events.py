@@ -213,11 +213,8 @@ class InnerStepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundaryTaken:
-    """x is frozen and the local step taken (DESIGN 2): the state a correction will be added to.
-
-    `is_finite` False: x is not fit to be sent.
-    """
+class TensorFrozen:
+    """Our tensor, of which at least the first part can be sent. `is_finite` False: it is not fit to be."""
 
     outer_step: int
     tensor_bytes: int
@@ -227,17 +224,13 @@ class BoundaryTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowWeightsFrozen:
-    """Mode prefetch: phi is copied, and can be sent ahead of the boundary as the first part of the tensor named here.
+class BoundaryTaken(TensorFrozen):
+    """x is frozen and the local step taken (DESIGN 2): the state a correction will be added to."""
 
-    `is_finite` False: it is not fit to be sent.
-    """
 
-    outer_step: int
-    tensor_bytes: int
-    tensor_id: bytes
-    shape_hash: str
-    is_finite: bool = True
+@dataclass(frozen=True, slots=True)
+class SlowWeightsFrozen(TensorFrozen):
+    """Mode prefetch: phi is copied, and can be sent ahead of the boundary as the tensor's first part."""
 
 
 @dataclass(frozen=True, slots=True)

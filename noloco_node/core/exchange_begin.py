@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from noloco_node.core.agreement import Agreed
-from noloco_node.core.events import BoundaryTaken, ExchangeOpened, SlowWeightsFrozen
+from noloco_node.core.events import ExchangeOpened, SlowWeightsFrozen, TensorFrozen
 from noloco_node.core.exchange_reason import Reason
 from noloco_node.core.types import Begin, Seat, Settings
 
 WEIGHT: Final = 1.0  # token weights are not in use
-
-Frozen = BoundaryTaken | SlowWeightsFrozen
-"""Our tensor, of which at least the first part can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Pair:
     incarnation: int
     settings: Settings
 
-    def begin(self, mine: Frozen, opened: ExchangeOpened) -> Begin:
+    def begin(self, mine: TensorFrozen, opened: ExchangeOpened) -> Begin:
         """Our own. Sent on a new stream, it says what of the partner's tensor came on earlier ones."""
         return Begin(
             mine.outer_step,
@@ -45,7 +42,7 @@ class Pair:
             ahead=isinstance(mine, SlowWeightsFrozen),
         )
 
-    def misfit(self, begin: Begin, mine: Frozen) -> Reason | None:
+    def misfit(self, begin: Begin, mine: TensorFrozen) -> Reason | None:
         """Why the partner's BEGIN does not fit, if it does not."""
         checks = (
             (Reason.SEATS, (begin.sender, begin.receiver), (self.partner.seat, self.me)),
@@ -57,7 +54,7 @@ class Pair:
         return next((reason for reason, theirs, ours in checks if theirs != ours), None)
 
 
-def offset(begin: Begin, mine: Frozen) -> int:
+def offset(begin: Begin, mine: TensorFrozen) -> int:
     """Where the partner wants our tensor from."""
     intact = begin.held_id == mine.tensor_id
     return begin.held_bytes if intact and 0 <= begin.held_bytes <= begin.tensor_bytes else 0

@@ -58,8 +58,9 @@ class OuterClock:
 
     def opens_after(self, now: float) -> float | None:
         """On the time clock: when outer step 0 begins, if that is still to come. Nobody trains before it."""
-        is_early = self._time is not None and self.outer_step == 0 and now < self._time.start_s
-        return self._time.start_s if self._time is not None and is_early else None
+        if self._time is None or self.outer_step or now >= self._time.start_s:
+            return None
+        return self._time.start_s
 
     @property
     def is_timed(self) -> bool:
